@@ -1,0 +1,1 @@
+"""The standalone rollout benchmark: arms, runs and the report on them."""

@@ -1,0 +1,255 @@
+"""One typed configuration tree for the worker, the benchmark and every integration.
+
+A configuration is a YAML file, changed by `key=value` overrides and checked as a whole before anything
+expensive starts. Every fault is a `ConfigError` that names the option, the value and what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+# vLLM's rejection sampler sizes its buffers for at most this many drafts a request (MAX_SPEC_LEN).
+K_MAX_LIMIT = 128
+
+PolicyName = Literal["off", "fixed", "threshold", "table", "goodput"]
+DrafterMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa"]
+DRAFTERS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
+
+
+class ConfigError(ValueError):
+    """Bad input, in a sentence that names the option, the value and the remedy."""
+
+
+class _Node(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class EngineConfig(_Node):
+    """The vLLM engine. `extra` takes any other vLLM engine argument by its own name."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int = Field(2048, ge=1)
+    max_num_seqs: int = Field(32, ge=1)
+    max_num_batched_tokens: int | None = Field(None, ge=1)
+    kv_cache_gib: float | None = Field(None, gt=0)
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    seed: int = Field(0, ge=0)
+    in_process: bool = True
+    """True: engine core in the caller's process (least overhead on few cores). False: vLLM's own process."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class SuffixConfig(_Node):
+    """Suffix decoding (arXiv 2411.04975) with a history that outlives a call."""
+
+    max_tree_depth: int = Field(24, ge=2)
+    max_spec_factor: float = Field(1.0, gt=0)
+    min_token_prob: float = Field(0.1, ge=0, le=1)
+    max_history_tokens: int = Field(2_000_000, ge=0)
+    """Responses kept for drafting, in tokens, oldest dropped first; about 100 bytes a token. 0: no history."""
+
+
+class DrafterConfig(_Node):
+    """How draft tokens are made. `extra` takes any other key of vLLM's `speculative_config`."""
+
+    method: DrafterMethod = "ngram"
+    model: str | None = None
+    k_max: int = Field(8, ge=1, le=K_MAX_LIMIT)
+    prompt_lookup_min: int = Field(2, ge=1)
+    prompt_lookup_max: int = Field(5, ge=1)
+    suffix: SuffixConfig = SuffixConfig()
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.method in DRAFTERS_WITH_MODEL and not self.model:
+            raise ValueError(f"method {self.method!r} needs `model`: a path or name of the draft weights")
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise ValueError(
+                f"prompt_lookup_max {self.prompt_lookup_max} is below prompt_lookup_min "
+                f"{self.prompt_lookup_min}; it must be at least that"
+            )
+        return self
+
+
+class PolicyConfig(_Node):
+    """Which K for which step. Fields beside `name` belong to the policy in their comment."""
+
+    name: PolicyName = "goodput"
+    k: int = Field(3, ge=0, le=K_MAX_LIMIT)
+    """fixed, threshold: draft tokens."""
+    threshold: int = Field(8, ge=0)
+    """threshold: speculate while at most this many sequences decode."""
+    table: list[tuple[int, int, int]] | None = None
+    """table: vLLM's `[[lo, hi, K], ...]`, batch sizes inclusive, without gap or overlap, from 1."""
+
+    @field_validator("table")
+    @classmethod
+    def _table(cls, rows: list[tuple[int, int, int]] | None) -> list[tuple[int, int, int]] | None:
+        return None if rows is None else check_table(rows)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name == "table" and not self.table:
+            raise ValueError("policy 'table' needs `table`: [[lo, hi, K], ...], for example [[1, 4, 5], [5, 32, 0]]")
+        return self
+
+
+class SamplingConfig(_Node):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_tokens: int = Field(512, ge=1)
+    logprobs: bool = True
+    """Return the log-probability of each sampled token under the policy that sampled it."""
+
+
+class WorkloadConfig(_Node):
+    """What the benchmark generates: groups of `n` samples for each of `num_prompts` prompts."""
+
+    name: str = "heavy_tail"
+    """heavy_tail, clipped_math, drain_curve, natural, or a path to a .jsonl file."""
+    num_prompts: int = Field(8, ge=1)
+    n: int = Field(4, ge=1)
+    scale: float = Field(0.02, gt=0)
+    """Published lengths (tokens; for drain_curve seconds) times this give the lengths imposed here."""
+    max_tokens: int = Field(512, ge=1)
+    """natural, and lines of a file without `output_tokens`: the cap on a response."""
+    min_tokens: int = Field(1, ge=1)
+    """A scaled length is at least this."""
+
+
+class BenchConfig(_Node):
+    arms: list[str] = Field(default_factory=lambda: ["off", "fixed:3", "table", "goodput"], min_length=1)
+    """POLICY[:ARG][@DRAFTER]: off, fixed:K, threshold[:BATCH[:K]], table (vLLM's own), goodput."""
+    repeats: int = Field(3, ge=1)
+    warmup_tokens: int = Field(48, ge=0)
+    """Before the first measured run each engine generates this many tokens a sequence, at every batch size."""
+    seed: int = Field(0, ge=0)
+
+
+class Config(_Node):
+    model: str = "smollm2-135m"
+    engine: EngineConfig = EngineConfig()
+    drafter: DrafterConfig = DrafterConfig()
+    policy: PolicyConfig = PolicyConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    workload: WorkloadConfig = WorkloadConfig()
+    bench: BenchConfig = BenchConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.policy.name in ("fixed", "threshold") and self.policy.k > self.drafter.k_max:
+            raise ValueError(f"policy.k {self.policy.k} is above drafter.k_max {self.drafter.k_max}; raise k_max")
+        if self.policy.table:
+            top = max(k for _, _, k in self.policy.table)
+            if top > self.drafter.k_max:
+                raise ValueError(f"policy.table asks for K={top}, above drafter.k_max {self.drafter.k_max}; raise k_max")
+        return self
+
+
+def check_table(rows: Iterable[Iterable[int]]) -> list[tuple[int, int, int]]:
+    """Rows of vLLM's batch-size table, sorted; raises ValueError on a gap, an overlap or a reversed range."""
+    table: list[tuple[int, int, int]] = []
+    for row in rows:
+        values = tuple(row)
+        if len(values) != 3:
+            raise ValueError(f"table row {list(values)} must be [lo, hi, K]")
+        table.append((values[0], values[1], values[2]))
+    table.sort()
+    if not table:
+        raise ValueError("the table is empty; give [[lo, hi, K], ...], for example [[1, 4, 5], [5, 32, 0]]")
+    expected = 1
+    for lo, hi, k in table:
+        if hi < lo or lo < 1:
+            raise ValueError(f"table row [{lo}, {hi}, {k}] must have 1 <= lo <= hi")
+        if not 0 <= k <= K_MAX_LIMIT:
+            raise ValueError(f"table row [{lo}, {hi}, {k}]: K must be 0 to {K_MAX_LIMIT}")
+        if lo < expected:
+            raise ValueError(f"table row [{lo}, {hi}, {k}] overlaps the row before it; it must start at {expected}")
+        if lo > expected:
+            raise ValueError(f"the table has a gap: no row for batch sizes {expected} to {lo - 1}")
+        expected = hi + 1
+    return table
+
+
+Override = Annotated[str, "key.path=value"]
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[Override] = ()) -> Config:
+    """Read a YAML file (None: all defaults), apply `a.b=value` overrides (values are YAML), validate.
+
+    Raises ConfigError on an unreadable file, an unknown key or a bad value.
+    """
+    tree: dict[str, Any] = {}
+    source = "command line"
+    if path is not None:
+        source = str(path)
+        try:
+            loaded = yaml.safe_load(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"--config {path}: cannot be read ({error.strerror or error})") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
+        if not isinstance(loaded, Mapping | None):
+            raise ConfigError(f"--config {path}: must be a mapping of options, is a {type(loaded).__name__}")
+        tree = dict(loaded or {})
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree, source)
+
+
+def parse_config(tree: Mapping[str, Any], source: str = "configuration") -> Config:
+    """Validate a plain mapping; raises ConfigError with one line per fault."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source)) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, sep, text = override.partition("=")
+    if not sep or not key:
+        raise ConfigError(f"--set {override!r}: must be key=value, for example drafter.k_max=5")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
+    *parents, leaf = key.split(".")
+    node = tree
+    for part in parents:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a group of options")
+        node = child
+    node[leaf] = value
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    lines = []
+    for fault in error.errors(include_url=False):
+        option = ".".join(str(part) for part in fault["loc"]) or "options"
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            lines.append(f"{option}: no such option (its value is {fault['input']!r}); {_known(fault['loc'])}")
+        elif fault["type"] == "value_error" and isinstance(fault["input"], dict):
+            lines.append(f"{option}: {message}")
+        else:
+            lines.append(f"{option}: value {fault['input']!r}: {message}")
+    return f"{source}: " + "\n  ".join(lines)
+
+
+def _known(loc: tuple[int | str, ...]) -> str:
+    node: Any = Config
+    for part in loc[:-1]:
+        field = node.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return "see configs/ for every option"
+        node = field.annotation
+    return "options here are " + ", ".join(node.model_fields)

@@ -1,0 +1,68 @@
+"""What a policy sees, what it answers, and the protocol that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """The engine just before K is chosen. Drafts made now are verified in the next step."""
+
+    decode: int
+    """Sequences that will decode in the next step; prefills are not among them."""
+    waiting: int = 0
+    """Requests queued behind them."""
+    prefill_tokens: int = 0
+    """Prompt tokens computed in this step."""
+    sampling: bool = False
+    """Some sequence samples (temperature > 0) on a sampler that is known to be wrong with drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One finished engine step, in raw measurements."""
+
+    seconds: float
+    """Wall time from the end of the step before (from its own start after an idle engine)."""
+    decode: int
+    """Sequences that decoded in it."""
+    prefill_tokens: int
+    k: int
+    """K that was asked for when the drafts verified in this step were made."""
+    k_next: int
+    """K of the drafts made in this step."""
+    drafted: NDArray[np.int64]
+    """[k_max]: sequences that had a draft token at each position."""
+    accepted: NDArray[np.int64]
+    """[k_max]: sequences whose draft token at each position was accepted."""
+    speculated: int
+    """Sequences that could have had drafts: those that were decoding when K was asked."""
+
+    @property
+    def draft_tokens(self) -> int:
+        return int(self.drafted.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """K for the batch; `per_request` lowers it for single requests (by vLLM request id)."""
+
+    k: int
+    reason: str = ""
+    per_request: Mapping[str, int] | None = None
+
+
+class Policy(Protocol):
+    """Chooses K before each step and learns from each finished one. Holds no engine and no clock."""
+
+    def decide(self, view: StepView) -> Decision: ...
+
+    def observe(self, result: StepResult) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...

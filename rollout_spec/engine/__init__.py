@@ -1,0 +1,1 @@
+"""The only room that imports vLLM: scheduler plug-in, drafters, worker extension, launch, compatibility."""

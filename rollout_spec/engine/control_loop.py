@@ -1,0 +1,141 @@
+"""The controller as the engine runs it: guarded, counted, and readable from another process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rollout_spec.config import PolicyConfig
+from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
+from rollout_spec.control.registry import make_policy
+from rollout_spec.engine import sampler_check
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger("vllm.rollout_spec")
+
+# Our part of vLLM's `additional_config`.
+SETTINGS_KEY = "rollout_spec"
+# The status file is rewritten at most this often (seconds), and whenever the engine drains.
+STATUS_EVERY = 1.0
+# Upper ends of the live-batch buckets in the metrics; the last is open.
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class ControlLoop:
+    """Asks the policy, feeds it, and never lets it harm the engine: after a fault K stays 0."""
+
+    def __init__(self, policy: Policy, k_max: int, status_file: str | None = None, static_k: int | None = None) -> None:
+        self.policy = policy
+        self.k_max = k_max
+        self.zeros = np.zeros(k_max, dtype=np.int64)
+        self.must_check_sampling = not sampler_check.kernel_is_right()
+        self._static = None if static_k is None else Decision(static_k, "data parallel")
+        self._status = None if status_file is None else Path(status_file)
+        self._failed = False
+        self._k = 0
+        self._written = 0.0
+        self._steps = np.zeros((len(BUCKETS) + 1, k_max + 1), dtype=np.int64)
+        self._seconds = np.zeros(len(BUCKETS) + 1)
+        self._drafted = np.zeros(k_max, dtype=np.int64)
+        self._accepted = np.zeros(k_max, dtype=np.int64)
+        self._speculated = 0
+
+    @classmethod
+    def from_vllm(cls, config: VllmConfig) -> ControlLoop | None:
+        """The loop for an engine; None where the engine has no drafter or none of our settings."""
+        settings = (config.additional_config or {}).get(SETTINGS_KEY)
+        k_max = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+        if settings is None or not k_max:
+            return None
+        policy = make_policy(PolicyConfig.model_validate(settings.get("policy", {})), k_max)
+        static_k = None
+        if config.parallel_config.data_parallel_size > 1:
+            logger.warning("rollout_spec: data parallel ranks must agree on K, so K stays %d as in vLLM", k_max)
+            static_k = k_max
+        return cls(policy, k_max, settings.get("status_file"), static_k)
+
+    def decide(self, view: StepView) -> Decision:
+        if self._failed or view.sampling:
+            decision = Decision(0, "controller failed" if self._failed else "unsafe sampler")
+        elif self._static is not None:
+            decision = self._static
+        else:
+            try:
+                decision = self.policy.decide(view)
+            except Exception:  # a policy's fault must cost speed, never a sample
+                self._fail("choose K")
+                decision = Decision(0, "controller failed")
+            if not 0 <= decision.k <= self.k_max:
+                decision = Decision(min(max(decision.k, 0), self.k_max), decision.reason, decision.per_request)
+        self._k = decision.k
+        return decision
+
+    def observe(self, result: StepResult) -> None:
+        bucket = bucket_of(result.decode)
+        self._steps[bucket, result.k] += 1
+        self._seconds[bucket] += result.seconds
+        if result.speculated:
+            self._drafted += result.drafted
+            self._accepted += result.accepted
+            self._speculated += result.speculated
+        if not self._failed:
+            try:
+                self.policy.observe(result)
+            except Exception:  # see `decide`
+                self._fail("learn from a step")
+        if self._status is not None and time.monotonic() - self._written > STATUS_EVERY:
+            self._write()
+
+    def policy_updated(self) -> None:
+        updated = getattr(self.policy, "policy_updated", None)
+        if updated is not None and not self._failed:
+            updated()
+
+    def idle(self) -> None:
+        """The engine has drained: leave the last word in the status file."""
+        if self._status is not None:
+            self._write()
+
+    def status(self) -> dict[str, Any]:
+        """Counters since start; arrays are by draft position, tables by live-batch bucket and K."""
+        return {
+            "k": self._k,
+            "k_max": self.k_max,
+            "failed": self._failed,
+            "sampler_ok": not self.must_check_sampling,
+            "buckets": list(BUCKETS),
+            "steps_by_bucket_and_k": self._steps.tolist(),
+            "seconds_by_bucket": self._seconds.tolist(),
+            "drafted_per_position": self._drafted.tolist(),
+            "accepted_per_position": self._accepted.tolist(),
+            "speculated_sequence_steps": self._speculated,
+            "policy": {} if self._failed else self.policy.metrics(),
+        }
+
+    def _fail(self, what: str) -> None:
+        self._failed = True
+        logger.exception("rollout_spec: the controller failed to %s; speculation stays off in this engine", what)
+
+    def _write(self) -> None:
+        assert self._status is not None
+        self._written = time.monotonic()
+        partial = self._status.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(self.status()))
+            os.replace(partial, self._status)
+        except OSError as error:
+            logger.warning("rollout_spec: metrics stop, %s cannot be written: %s", self._status, error)
+            self._status = None
+
+
+def bucket_of(decode: int) -> int:
+    """Index of the live-batch bucket: BUCKETS[i-1] < decode <= BUCKETS[i]."""
+    return min(max(decode - 1, 0).bit_length(), len(BUCKETS))

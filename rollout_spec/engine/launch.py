@@ -1,0 +1,115 @@
+"""From our configuration to vLLM's engine arguments, and the engine itself."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rollout_spec.config import Config, ConfigError, DrafterConfig, PolicyConfig
+from rollout_spec.engine.control_loop import SETTINGS_KEY
+from rollout_spec.model import resolve
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+GIB = 2**30
+
+
+def speculative_config(drafter: DrafterConfig, k_max: int | None = None) -> dict[str, Any]:
+    """vLLM's `speculative_config` for a drafter; `k_max` overrides the drafter's own."""
+    spec: dict[str, Any] = {"method": drafter.method, "num_speculative_tokens": k_max or drafter.k_max}
+    if drafter.model is not None:
+        spec["model"] = str(resolve(drafter.model))
+    if drafter.method == "ngram":
+        spec |= {"prompt_lookup_min": drafter.prompt_lookup_min, "prompt_lookup_max": drafter.prompt_lookup_max}
+    return spec | drafter.extra
+
+
+def engine_arguments(
+    config: Config,
+    *,
+    drafter: DrafterConfig | None,
+    policy: PolicyConfig | None,
+    vllm_table: list[tuple[int, int, int]] | None = None,
+    status_file: str | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for vLLM's `EngineArgs`.
+
+    drafter None: no speculation at all. policy None: vLLM's own scheduler, with the drafter's k_max as its fixed
+    K, or with `vllm_table` as its `num_speculative_tokens_per_batch_size`. Otherwise: our scheduler plug-in.
+    """
+    engine = config.engine
+    arguments: dict[str, Any] = {
+        "model": str(resolve(config.model)),
+        "dtype": engine.dtype,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "enforce_eager": engine.enforce_eager,
+        "seed": engine.seed,
+        # The law that sampled, after temperature, top-k and top-p: what a trainer's importance ratio needs.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rollout_spec.engine.worker_extension.WorkerExtension",
+    }
+    if engine.max_num_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    if engine.kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
+    if drafter is not None:
+        arguments["speculative_config"] = spec = speculative_config(drafter)
+        settings: dict[str, Any] = {"suffix": drafter.suffix.model_dump()}
+        if policy is not None:
+            settings |= {"policy": policy.model_dump(exclude_none=True), "status_file": status_file}
+            arguments["scheduler_cls"] = "rollout_spec.engine.scheduler.dynamic_scheduler"
+            if not engine.enforce_eager:
+                # Read in vLLM, not run here: its table makes it capture CUDA graphs for every K it names.
+                spec["num_speculative_tokens_per_batch_size"] = every_k(drafter.k_max, engine.max_num_seqs)
+        elif vllm_table is not None:
+            spec["num_speculative_tokens_per_batch_size"] = [list(row) for row in vllm_table]
+        arguments["additional_config"] = {SETTINGS_KEY: settings}
+        if _has_request_metrics():
+            arguments["per_request_spec_decode_metrics"] = "summary"
+    return arguments | engine.extra
+
+
+def every_k(k_max: int, max_num_seqs: int) -> list[list[int]]:
+    """A table in vLLM's format that names each K from k_max down to 0, as far as there are batch sizes."""
+    rows = min(k_max + 1, max_num_seqs)
+    table = [[batch, batch, max(k_max + 1 - batch, 0)] for batch in range(1, rows + 1)]
+    table[-1][1] = max_num_seqs
+    return table
+
+
+def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[Any] | None = None) -> LLMEngine:
+    """Start vLLM. The only place that does; registers the overrides in this process too.
+
+    Raises ConfigError when vLLM refuses the arguments.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.engine.in_process else "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor.abstract import Executor
+
+    from rollout_spec.engine.plugin import register
+
+    register()
+    try:
+        vllm_config = EngineArgs(**arguments).create_engine_config()
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigError(f"vLLM refuses the engine arguments: {error}") from error
+    return LLMEngine(
+        vllm_config,
+        executor_class=Executor.get_class(vllm_config),
+        log_stats=True,
+        stat_loggers=stat_loggers,
+        multiprocess_mode=not config.engine.in_process,
+    )
+
+
+def _has_request_metrics() -> bool:
+    from dataclasses import fields
+
+    from vllm.engine.arg_utils import EngineArgs
+
+    return any(field.name == "per_request_spec_decode_metrics" for field in fields(EngineArgs))

@@ -1,0 +1,54 @@
+"""Every place where we replace something of vLLM's, for want of an extension point. All of it is here.
+
+1. `vllm.utils.cpu_triton_utils._expand_kernel_impl`, on CPU and only while it is wrong: see `sampler_check`.
+2. `vllm.v1.worker.gpu_model_runner.SuffixDecodingProposer`: the runner constructs this name for method "suffix".
+   vLLM's asserts a constant K. Ours is a subclass that becomes active only where an engine carries our settings.
+   (`custom_class`, the public way to a drafter of one's own, is told neither K nor the requests.)
+
+Each one checks what it relies on and raises `IncompatibleVLLM` with what changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class IncompatibleVLLM(RuntimeError):
+    """vLLM changed where we rely on it; the message names the place."""
+
+
+def fix_cpu_expand_kernel() -> None:
+    """Replace the wrong CPU kernel before the platform registers it with the sampler."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.utils import cpu_triton_utils
+
+    from rollout_spec.engine import sampler_check
+
+    if sampler_check.kernel_is_right():
+        return
+    if not hasattr(cpu_triton_utils, "_expand_kernel_impl"):
+        raise IncompatibleVLLM(
+            "vllm.utils.cpu_triton_utils has no _expand_kernel_impl any more: find where the CPU platform registers "
+            "rejection_sampler.expand_kernel and whether it is right there"
+        )
+    cpu_triton_utils._expand_kernel_impl = sampler_check.expand
+
+
+def offer_suffix_drafter() -> None:
+    """Let the model runner construct our suffix drafter for method "suffix"."""
+    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer as Stock
+
+    expected = ["self", "num_speculative_tokens", "input_batch", "sampled_token_ids", "slot_mappings"]
+    actual = list(inspect.signature(Stock.propose).parameters)
+    if actual != expected:
+        raise IncompatibleVLLM(f"SuffixDecodingProposer.propose takes {actual}, not {expected}")
+    from vllm.v1.worker import gpu_model_runner
+
+    from rollout_spec.engine.suffix import SuffixProposer
+
+    if not hasattr(gpu_model_runner, "SuffixDecodingProposer"):
+        raise IncompatibleVLLM("vllm.v1.worker.gpu_model_runner no longer names SuffixDecodingProposer")
+    gpu_model_runner.SuffixDecodingProposer = SuffixProposer

@@ -1,0 +1,73 @@
+"""Requests in and results out of vLLM: sampling parameters, finished outputs, and what an aborted one had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rollout_spec.config import SamplingConfig
+from rollout_spec.rollout.types import SpeculationStats
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def sampling_params(sampling: SamplingConfig, output_tokens: int | None) -> SamplingParams:
+    """vLLM's parameters for one sample; `output_tokens` imposes a length by masking end-of-sequence until then."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=output_tokens or sampling.max_tokens,
+        min_tokens=output_tokens or 0,
+        logprobs=0 if sampling.logprobs else None,
+        flat_logprobs=sampling.logprobs,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def sampled_logprobs(logprobs: Any) -> list[float] | None:
+    """The sampled token's log-probability at each position; it is the first of each position's entries."""
+    if logprobs is None:
+        return None
+    return [logprobs.logprobs[start] for start in logprobs.start_indices]
+
+
+def speculation_stats(completion: Any) -> SpeculationStats | None:
+    """From vLLM's per-request metrics, which are there since 0.31; None elsewhere or without a drafter."""
+    metrics = getattr(completion, "spec_decode_metrics", None)
+    if metrics is None:
+        return None
+    accepted = sum(j * count for j, count in enumerate(metrics.histogram))
+    return SpeculationStats(sum(metrics.histogram), metrics.num_draft_tokens, accepted)
+
+
+def partial_output(engine: LLMEngine, internal_id: str) -> tuple[list[int], list[float] | None]:
+    """Tokens and log-probabilities of a running request. vLLM drops them when it aborts; we don't.
+
+    There is no public call for it; the attributes are checked by the test of abort.
+    """
+    state = engine.output_processor.request_states.get(internal_id)
+    if state is None or state.detokenizer is None:
+        return [], None
+    tokens = list(state.detokenizer.output_token_ids)
+    logprobs = sampled_logprobs(state.logprobs_processor.logprobs) if state.logprobs_processor else None
+    return tokens, logprobs
+
+
+def prompt_token_ids(tokenizer: Any, prompt: str | Sequence[Any]) -> list[int]:
+    """Token ids of a prompt given as text, as chat messages (the model's template is applied) or as token ids."""
+    if isinstance(prompt, str):
+        return list(tokenizer.encode(prompt))
+    if prompt and isinstance(prompt[0], int):
+        return list(prompt)
+    return list(
+        tokenizer.apply_chat_template(
+            [dict(message) for message in prompt], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )

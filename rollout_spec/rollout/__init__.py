@@ -1,0 +1,1 @@
+"""The rollout worker: generate, update weights, measure."""

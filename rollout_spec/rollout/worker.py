@@ -1,0 +1,298 @@
+"""RolloutWorker: one vLLM engine with dynamic speculation, for a trainer's generate and weight-sync loop.
+
+    worker = RolloutWorker(load_config("configs/worker.yaml"))
+    rollouts = worker.generate(prompts, n=8)
+    worker.update_weights(model.state_dict(), policy_version=1)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rollout_spec.config import Config, ConfigError, SamplingConfig
+from rollout_spec.engine import requests as vllm_requests
+from rollout_spec.engine.launch import engine_arguments, make_engine
+from rollout_spec.rollout.metrics import worker_metrics
+from rollout_spec.rollout.types import Rollout
+from rollout_spec.rollout.weights import as_files, check_shapes, safetensors_files, shapes_of
+
+if TYPE_CHECKING:
+    import torch
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A sample that runs. Set by `_submit`, read when its output or its abort arrives."""
+
+    prompt_index: int
+    sample_index: int
+    prompt_token_ids: list[int]
+    internal_id: str  # vLLM's
+    policy_version: int
+
+
+class RolloutWorker:
+    """Owns an engine. Streams may be interleaved; calls come from one thread or one event loop at a time."""
+
+    def __init__(
+        self, config: Config, *, arguments: dict[str, Any] | None = None, stat_loggers: list[Any] | None = None
+    ) -> None:
+        """Start the engine that `config` describes. `arguments` replaces the engine arguments made from it.
+
+        Raises ConfigError before anything is loaded when vLLM refuses the configuration.
+        """
+        self.config = config
+        self.policy_version = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="rollout_spec_")
+        self._status = Path(self._folder.name) / "status.json"
+        if arguments is None:
+            arguments = engine_arguments(
+                config, drafter=config.drafter, policy=config.policy, status_file=str(self._status)
+            )
+        self._model = str(arguments["model"])
+        self._engine = make_engine(config, arguments, stat_loggers)
+        self.tokenizer = self._engine.get_tokenizer()
+        self._requests: dict[str, _Request] = {}
+        self._finished: dict[str, Rollout] = {}
+        self._next_id = 0
+        self._lock = threading.Lock()
+        self._check_sampler(arguments)
+
+    # -- generation
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        sampling: SamplingConfig | None = None,
+        output_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> list[Rollout]:
+        """`n` samples of each prompt, in input order: all samples of the first prompt, then of the second, ...
+
+        output_tokens [len(prompts)][n]: imposed lengths in tokens; end-of-sequence is masked until they are
+        reached. A request that fails is returned with finish_reason "error"; the others are unaffected.
+        """
+        rollouts = list(self.stream(prompts, n, sampling, output_tokens))
+        return sorted(rollouts, key=lambda rollout: (rollout.prompt_index, rollout.sample_index))
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        sampling: SamplingConfig | None = None,
+        output_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> Iterator[Rollout]:
+        """As `generate`, each rollout as soon as it has finished. Leaving the iterator aborts the rest."""
+        ids = self.submit(prompts, n, sampling, output_tokens)
+        pending = dict.fromkeys(ids)
+        try:
+            while pending:
+                yield from self._collect(pending)
+                if pending:
+                    self.step()
+        finally:
+            self.abort(pending)
+            for request_id in pending:
+                self._finished.pop(request_id, None)
+
+    async def astream(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        sampling: SamplingConfig | None = None,
+        output_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> AsyncIterator[Rollout]:
+        """As `stream`, with engine steps in a thread; several may run at once and share the batch."""
+        pending = dict.fromkeys(await asyncio.to_thread(self.submit, prompts, n, sampling, output_tokens))
+        try:
+            while pending:
+                for rollout in self._collect(pending):
+                    yield rollout
+                if pending:
+                    await asyncio.to_thread(self.step)
+        finally:
+            self.abort(pending)
+            for request_id in pending:
+                self._finished.pop(request_id, None)
+
+    def submit(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        sampling: SamplingConfig | None = None,
+        output_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> list[str]:
+        """Queue samples; returns their request ids. `step` moves them, `take` gives what has finished.
+
+        Raises ConfigError if n or output_tokens do not fit the prompts; nothing is queued then.
+        """
+        if n < 1:
+            raise ConfigError(f"n: value {n}: must be at least 1")
+        if output_tokens is not None and [len(lengths) for lengths in output_tokens] != [n] * len(prompts):
+            raise ConfigError(f"output_tokens: must hold n={n} lengths for each of the {len(prompts)} prompts")
+        sampling = sampling or self.config.sampling
+        ids = []
+        with self._lock:
+            for index, prompt in enumerate(prompts):
+                token_ids = vllm_requests.prompt_token_ids(self.tokenizer, prompt)
+                for sample in range(n):
+                    length = output_tokens[index][sample] if output_tokens is not None else None
+                    ids.append(self._submit(index, sample, token_ids, sampling, length))
+        return ids
+
+    def step(self) -> None:
+        """One engine step; finished rollouts wait for `take`. Does nothing when no request runs."""
+        with self._lock:
+            if not self._engine.has_unfinished_requests():
+                return
+            for output in self._engine.step():
+                if output.finished:
+                    self._finish(output)
+
+    def take(self, request_id: str) -> Rollout | None:
+        """The finished rollout of a request id, once; None while it runs."""
+        return self._finished.pop(request_id, None)
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[Rollout]:
+        """Stop requests (None: all that run). They finish with reason "abort" and the tokens they have."""
+        with self._lock:
+            ids = [rid for rid in (self._requests if request_ids is None else request_ids) if rid in self._requests]
+            aborted = []
+            for request_id in ids:
+                request = self._requests.pop(request_id)
+                tokens, logprobs = vllm_requests.partial_output(self._engine, request.internal_id)
+                rollout = self._rollout(request, tokens, logprobs, "abort")
+                self._finished[request_id] = rollout
+                aborted.append(rollout)
+            if ids:
+                self._engine.abort_request(ids)
+        return aborted
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that run or wait."""
+        return len(self._requests)
+
+    # -- weights
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | str | Path, policy_version: int) -> None:
+        """Put new target weights into the running engine: named tensors, or a folder of safetensors.
+
+        Names and shapes are the checkpoint's own and are checked first; prefix caches are dropped. Raises
+        ConfigError on unfit weights (the old ones stay) and RuntimeError while requests run.
+        """
+        if self._requests:
+            raise RuntimeError(
+                f"update_weights: {len(self._requests)} requests still run on policy version "
+                f"{self.policy_version}; let them finish or abort them first"
+            )
+        with as_files(weights) as files:
+            check_shapes(shapes_of(files), self._model_shapes())
+            self._rpc("rollout_spec_load_weights", [str(file) for file in files])
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("update_weights: vLLM did not drop its prefix cache; stale keys and values remain")
+        self.policy_version = policy_version
+
+    def forget_drafts(self) -> None:
+        """Drop what a history drafter (suffix) remembers of earlier responses."""
+        self._rpc("rollout_spec_forget_drafts")
+
+    # -- the rest
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since start under vLLM's and verl's names, and the controller's own (`rollout_spec/...`)."""
+        status = json.loads(self._status.read_text()) if self._status.exists() else None
+        return worker_metrics(self._engine.get_metrics(), status)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory. Idempotent."""
+        if self._engine is not None:
+            self._engine.engine_core.shutdown()
+            self._engine = None  # type: ignore[assignment]
+            self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _submit(
+        self, index: int, sample: int, token_ids: list[int], sampling: SamplingConfig, length: int | None
+    ) -> str:
+        request_id = f"rollout-{self._next_id}"
+        self._next_id += 1
+        request = _Request(index, sample, token_ids, request_id, self.policy_version)
+        try:
+            params = vllm_requests.sampling_params(sampling, length)
+            internal = self._engine.add_request(request_id, {"prompt_token_ids": token_ids}, params)
+        except ValueError as error:  # vLLM's word for an unfit request; the others must not suffer
+            self._finished[request_id] = self._rollout(request, [], None, "error", str(error))
+            return request_id
+        self._requests[request_id] = _Request(index, sample, token_ids, internal or request_id, self.policy_version)
+        return request_id
+
+    def _finish(self, output: Any) -> None:
+        request = self._requests.pop(output.request_id, None)
+        if request is None:  # aborted while its last step ran
+            return
+        completion = output.outputs[0]
+        reason = completion.finish_reason or "error"
+        self._finished[output.request_id] = Rollout(
+            prompt_index=request.prompt_index,
+            sample_index=request.sample_index,
+            prompt_token_ids=request.prompt_token_ids,
+            token_ids=list(completion.token_ids),
+            logprobs=vllm_requests.sampled_logprobs(completion.logprobs),
+            finish_reason=reason,
+            policy_version=request.policy_version,
+            speculation=vllm_requests.speculation_stats(completion),
+            error="vLLM reported an error for this request; see its log" if reason == "error" else None,
+        )
+
+    @staticmethod
+    def _rollout(
+        request: _Request, tokens: list[int], logprobs: list[float] | None, reason: str, error: str | None = None
+    ) -> Rollout:
+        return Rollout(
+            prompt_index=request.prompt_index,
+            sample_index=request.sample_index,
+            prompt_token_ids=request.prompt_token_ids,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=reason,
+            policy_version=request.policy_version,
+            speculation=None,
+            error=error,
+        )
+
+    def _collect(self, pending: dict[str, None]) -> list[Rollout]:
+        done = [request_id for request_id in pending if request_id in self._finished]
+        for request_id in done:
+            del pending[request_id]
+        return [self._finished.pop(request_id) for request_id in done]
+
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        results: list[Any] = self._engine.collective_rpc(method, args=args)
+        return results
+
+    def _check_sampler(self, arguments: dict[str, Any]) -> None:
+        """The plug-in mended the CPU sampler where that is needed; a worker in which it did not must not speculate."""
+        if "speculative_config" in arguments and not all(self._rpc("rollout_spec_sampler_ok")):
+            self.close()
+            raise ConfigError(
+                "drafter: vLLM's rejection sampler on this CPU gives wrong samples with drafts at temperature > 0, and "
+                "our plug-in's right kernel is not in force in the worker. Is VLLM_PLUGINS set without 'rollout_spec'?"
+            )
+
+    def _model_shapes(self) -> dict[str, tuple[int, ...]]:
+        return shapes_of(safetensors_files(Path(self._model)))
