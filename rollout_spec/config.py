@@ -89,6 +89,11 @@ class PolicyConfig(_Node):
     table: list[tuple[int, int, int]] | None = None
     """table: vLLM's `[[lo, hi, K], ...]`, batch sizes inclusive, without gap or overlap, from 1."""
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name(cls, name: Any) -> Any:
+        return _off(name)
+
     @field_validator("table")
     @classmethod
     def _table(cls, rows: list[tuple[int, int, int]] | None) -> list[tuple[int, int, int]] | None:
@@ -128,10 +133,22 @@ class WorkloadConfig(_Node):
 class BenchConfig(_Node):
     arms: list[str] = Field(default_factory=lambda: ["off", "fixed:3", "table", "goodput"], min_length=1)
     """POLICY[:ARG][@DRAFTER]: off, fixed:K, threshold[:BATCH[:K]], table (vLLM's own), goodput."""
+    table: list[tuple[int, int, int]] = Field(default_factory=lambda: [(1, 4, 5), (5, 8, 3), (9, 1024, 0)])
+    """The arm `table`: vLLM's `num_speculative_tokens_per_batch_size`, run by vLLM's own scheduler."""
     repeats: int = Field(3, ge=1)
     warmup_tokens: int = Field(48, ge=0)
     """Before the first measured run each engine generates this many tokens a sequence, at every batch size."""
     seed: int = Field(0, ge=0)
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _arms(cls, arms: Any) -> Any:
+        return [_off(arm) for arm in arms] if isinstance(arms, list) else arms
+
+    @field_validator("table")
+    @classmethod
+    def _table(cls, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        return check_table(rows)
 
 
 class Config(_Node):
@@ -152,6 +169,10 @@ class Config(_Node):
             if top > self.drafter.k_max:
                 raise ValueError(f"policy.table asks for K={top}, above drafter.k_max {self.drafter.k_max}; raise k_max")
         return self
+
+
+def _off(name: Any) -> Any:
+    return "off" if name is False else name  # YAML reads a bare `off` as false
 
 
 def check_table(rows: Iterable[Iterable[int]]) -> list[tuple[int, int, int]]:
