@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 # vLLM's rejection sampler sizes its buffers for at most this many drafts a request (MAX_SPEC_LEN).
 K_MAX_LIMIT = 128
 
-PolicyName = Literal["off", "fixed", "threshold", "table", "goodput"]
+PolicyName = Literal["off", "fixed", "threshold", "table", "goodput", "budget", "aimd", "bandit"]
 DrafterMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa"]
 DRAFTERS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
 
@@ -83,11 +83,13 @@ class PolicyConfig(_Node):
 
     name: PolicyName = "goodput"
     k: int = Field(3, ge=0, le=K_MAX_LIMIT)
-    """fixed, threshold: draft tokens."""
+    """fixed, threshold: draft tokens; aimd: those a request starts with."""
     threshold: int = Field(8, ge=0)
     """threshold: speculate while at most this many sequences decode."""
     table: list[tuple[int, int, int]] | None = None
     """table: vLLM's `[[lo, hi, K], ...]`, batch sizes inclusive, without gap or overlap, from 1."""
+    profile: str | None = None
+    """goodput, budget: JSON file with step times measured on this engine, to start from."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -167,7 +169,7 @@ class Config(_Node):
         if self.policy.table:
             top = max(k for _, _, k in self.policy.table)
             if top > self.drafter.k_max:
-                raise ValueError(f"policy.table asks for K={top}, above drafter.k_max {self.drafter.k_max}; raise k_max")
+                raise ValueError(f"policy.table asks for K={top}, above drafter.k_max {self.drafter.k_max}; raise it")
         return self
 
 
@@ -213,9 +215,11 @@ def load_config(path: str | Path | None = None, overrides: Iterable[Override] = 
     if path is not None:
         source = str(path)
         try:
-            loaded = yaml.safe_load(Path(path).read_text())
+            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"--config {path}: cannot be read ({error.strerror or error})") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--config {path}: is not UTF-8 text, so not YAML") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
         if not isinstance(loaded, Mapping | None):
@@ -245,7 +249,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     *parents, leaf = key.split(".")
     node = tree
     for part in parents:
-        child = node.setdefault(part, {})
+        child = node.get(part)
+        if child is None:  # absent, or a group with nothing in it
+            child = node[part] = {}
         if not isinstance(child, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a group of options")
         node = child

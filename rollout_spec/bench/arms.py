@@ -37,12 +37,12 @@ def parse_arms(config: Config) -> list[ArmSpec]:
 
 
 def parse_arm(text: str, config: Config) -> ArmSpec:
-    spec, _, method = text.partition("@")
+    spec, at, method = text.partition("@")
     kind, *arguments = spec.split(":")
     if kind not in get_args(Kind):
         raise ConfigError(f"bench.arms: {text!r}: unknown policy {kind!r}; known are {FORMS}")
     limit = {"fixed": 1, "threshold": 2}.get(kind, 0)
-    if len(arguments) > limit or (kind == "fixed" and not arguments):
+    if len(arguments) > limit or (kind == "fixed" and not arguments) or (at and not method):
         raise ConfigError(f"bench.arms: {text!r}: the form is not one of {FORMS}")
     numbers = [_number(text, argument) for argument in arguments]
     if kind == "off":
@@ -88,6 +88,6 @@ def _drafter(text: str, method: str, config: Config) -> DrafterConfig:
 
 
 def _number(text: str, argument: str) -> int:
-    if not argument.isdigit():
+    if not argument.isdecimal():
         raise ConfigError(f"bench.arms: {text!r}: {argument!r} must be a whole number, 0 or more")
     return int(argument)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -66,15 +67,15 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def flag_overrides(args: argparse.Namespace) -> list[str]:
-    """`key=value` for each flag that was given; the value is YAML, so texts are quoted."""
+    """`key=value` for each flag that was given; the value is YAML, so texts are quoted, as JSON is YAML."""
     overrides = []
     for flag, option in FLAGS.items():
         value = getattr(args, flag)
         if value is None:
             continue
         if flag == "arms":
-            value = "[" + ", ".join(f"'{arm.strip()}'" for arm in value.split(",") if arm.strip()) + "]"
+            value = json.dumps([arm.strip() for arm in value.split(",") if arm.strip()], ensure_ascii=False)
         elif flag in ("model", "drafter", "workload"):
-            value = "'" + value.replace("'", "''") + "'"
+            value = json.dumps(value, ensure_ascii=False)
         overrides.append(f"{option}={value}")
     return overrides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rollout_spec.rollout.worker import RolloutWorker
 
 
-class EngineFailed(RuntimeError):
+class EngineFailed(RuntimeError):  # noqa: N818 - an event, as a caller reads it
     """The engine process died or raised; the message names its log."""
 
 
@@ -46,42 +47,48 @@ class EngineProcess:
         self._receive("ready", None)
 
     def warm_up(self, groups: Sequence[Group]) -> None:
-        self._connection.send(("warm_up", groups))
+        self._send("warm_up", groups)
         self._receive("done", None)
 
-    def run(self, groups: Sequence[Group], repeat: int, on_finished: Callable[[int], None]) -> Run:
+    def run(self, groups: Sequence[Group], repeat: int, on_finished: Callable[[int], object]) -> Run:
         """Generate the workload; `on_finished` gets the number of sequences finished since its last call."""
-        self._connection.send(("run", groups, repeat))
+        self._send("run", groups, repeat)
         run = self._receive("run", on_finished)
         assert isinstance(run, Run)
         return run
 
     def close(self) -> None:
         if self._process.is_alive():
-            try:
+            with contextlib.suppress(OSError):
                 self._connection.send(("close",))
-            except OSError:
-                pass
             self._process.join(20)
             self._process.kill()
         self._process.join()
 
-    def _receive(self, wanted: str, on_finished: Callable[[int], None] | None) -> Any:
+    def _send(self, *message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:  # it died while it idled
+            raise self._ended() from error
+
+    def _receive(self, wanted: str, on_finished: Callable[[int], object] | None) -> Any:
         while True:
             try:
                 kind, value = self._connection.recv()
             except (EOFError, OSError) as error:
-                self._process.join(5)
-                raise EngineFailed(
-                    f"the engine of arm {self.arm.name!r} ended with exit code {self._process.exitcode}; "
-                    f"see {self._log}"
-                ) from error
+                raise self._ended() from error
             if kind == wanted:
                 return value
             if kind == "error":
                 raise EngineFailed(f"the engine of arm {self.arm.name!r} failed: {value}; see {self._log}")
             if kind == "finished" and on_finished is not None:
                 on_finished(value)
+
+    def _ended(self) -> EngineFailed:
+        self._process.join(5)
+        return EngineFailed(
+            f"the engine of arm {self.arm.name!r} ended with exit code {self._process.exitcode}; see {self._log}"
+        )
 
 
 def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str) -> None:
@@ -101,7 +108,8 @@ def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str) -> No
                 worker.forget_drafts()
                 connection.send(("done", None))
             else:
-                connection.send(("run", _measure(worker, steps, *arguments, connection)))
+                groups, repeat = arguments
+                connection.send(("run", _measure(worker, steps, groups, repeat, connection)))
     except Exception as error:  # the parent must hear of it, whatever it is
         traceback.print_exc()
         connection.send(("error", f"{type(error).__name__}: {error}"))
@@ -118,27 +126,27 @@ def _start(config: Config, arm: ArmSpec) -> tuple[RolloutWorker, StepLog]:
 
 
 def _generate(worker: RolloutWorker, groups: Sequence[Group], connection: Connection | None) -> int:
-    """Run all samples to their end; returns how many failed."""
+    """Run all samples to their end; returns their number."""
+    sampling = worker.config.sampling.model_copy(update={"max_tokens": worker.config.workload.max_tokens})
     ids: list[str] = []
     for group in groups:
         lengths = None if group.output_tokens is None else [group.output_tokens]
-        ids += worker.submit([group.prompt], group.n, output_tokens=lengths)
+        ids += worker.submit([group.prompt], group.n, sampling, lengths)
     unfinished = len(ids)
     while worker.num_unfinished:
         worker.step()
         if connection is not None and worker.num_unfinished < unfinished:
             connection.send(("finished", unfinished - worker.num_unfinished))
             unfinished = worker.num_unfinished
-    rollouts = [worker.take(request_id) for request_id in ids]
-    errors = [rollout.error for rollout in rollouts if rollout is None or rollout.finish_reason == "error"]
+    rollouts = [rollout for request_id in ids if (rollout := worker.take(request_id)) is not None]
+    errors = [rollout.error for rollout in rollouts if rollout.finish_reason == "error"]
+    errors += ["vLLM lost it"] * (len(ids) - len(rollouts))
     if errors:
         raise RuntimeError(f"{len(errors)} of {len(ids)} sequences failed, the first with: {errors[0]}")
     return len(ids)
 
 
-def _measure(
-    worker: RolloutWorker, log: StepLog, groups: Sequence[Group], repeat: int, connection: Connection
-) -> Run:
+def _measure(worker: RolloutWorker, log: StepLog, groups: Sequence[Group], repeat: int, connection: Connection) -> Run:
     import time
 
     # Responses of another repeat are no history that a user of this prompt would have.
@@ -148,6 +156,8 @@ def _measure(
     started = time.perf_counter()
     count = _generate(worker, groups, connection)
     makespan = time.perf_counter() - started
+    if worker.metrics().get("rollout_spec/controller_failed"):
+        raise RuntimeError("the controller failed and speculation stayed off")
     return as_run(log.take(), count, started, makespan, repeat, started_at)
 
 

@@ -34,9 +34,15 @@ class Benchmark:
         self.out = out
         self.arms = parse_arms(config)
         self.model = resolve(config.model)
+        for drafter in {arm.drafter.model for arm in self.arms if arm.drafter and arm.drafter.model}:
+            resolve(drafter)
         self.workloads = [build_workload(config.workload, config.bench.seed, r) for r in range(config.bench.repeats)]
         check_context(self.workloads, config, load_tokenizer(str(self.model)))
         self.path = out / "results.json"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: is no directory ({error.strerror}); give another") from error
         record = provenance.collect() | {
             "config_fingerprint": provenance.fingerprint(config.model_dump(mode="json")),
             "config": config.model_dump(mode="json"),
@@ -94,10 +100,12 @@ class Benchmark:
                     say(f"\nafter repeat {repeat + 1} of {self.config.bench.repeats}:\n{table.render(self.results)}")
 
     def _plan(self, engines: dict[str, EngineProcess]) -> Iterator[tuple[str, int]]:
-        """Arms in turn, the first one rotating, so that no arm always follows the same one."""
+        """Arms in turn: the first one rotates and the direction changes, so that no arm always follows the same one."""
         names = list(engines)
-        for repeat in range(self.config.bench.repeats):
-            for name in names[repeat % len(names) :] + names[: repeat % len(names)] if names else []:
+        for repeat in range(self.config.bench.repeats if names else 0):
+            first = repeat % len(names)
+            forwards = names[first:] + names[:first]
+            for name in [forwards[0], *reversed(forwards[1:])] if repeat % 2 else forwards:
                 if repeat in self.results.missing(name, self.config.bench.repeats):
                     yield name, repeat
 
@@ -147,8 +155,8 @@ def check_context(workloads: Sequence[Workload], config: Config, tokenizer: PreT
     limit = config.engine.max_model_len
     for workload in workloads:
         for group in workload.groups:
-            prompt = len(prompt_token_ids(tokenizer, group.prompt))
-            longest = max(group.output_tokens) if group.output_tokens else config.sampling.max_tokens
+            prompt = len(prompt_token_ids(lambda: tokenizer, group.prompt))
+            longest = max(group.output_tokens) if group.output_tokens else config.workload.max_tokens
             if prompt + longest > limit:
                 raise ConfigError(
                     f"workload: prompt {group.prompt_id!r} has {prompt} tokens and a response of up to {longest}, "

@@ -7,108 +7,196 @@ shares of steps with different K can be pooled; their running products give
 
     AL(K) = 1 + sum_{j<=K} P(first j accepted)        drafts(K) = sum_{j<=K} P(a token is drafted at j)
 
-Positions never reached take the rate of the position before (geometric tail), held loosely.
+Positions never reached take the rate of the position before (geometric tail), held loosely. Old evidence fades; a
+Page test on accepted tokens drops it at once when acceptance jumps (a stale or broken drafter, other requests).
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rollout_spec.control.policy import StepResult
+from collections.abc import Sequence
 
 # Before any evidence a draft token is as likely accepted as not, worth this many observations.
 PRIOR_RATE = 0.5
 PRIOR_WEIGHT = 4.0
-# Evidence older than about this many sequence-steps is forgotten; 1/sqrt(400) is a 5 % error of a rate.
-MEMORY = 400.0
-# And, speculating or not, older than about this many engine steps: what is not looked at grows uncertain.
-MEMORY_STEPS = 500.0
-
-Vector = NDArray[np.float64]
+# Evidence fades over this many speculating steps: requests change as the batch drains ...
+MEMORY_STEPS = 200.0
+# ... and over this many sequence-steps: 1/sqrt(2000) is a 2 % error of a rate, and more memory only makes it slow.
+MEMORY = 2000.0
+# Without speculation old evidence fades over this many steps: what is not looked at grows uncertain.
+MEMORY_IDLE = 500.0
+# What fades does not fade to the prior but to the long run, which forgets over this many sequence-steps and counts
+# for at most PRIOR_WEIGHT observations beside fresh ones.
+LONG_RUN = 20_000.0
+# What the evidence is worth at most, in sequence-steps, after new weights (6 % error of a rate), after a new
+# draft head (17 %), and after a jump.
+KEEP_POLICY = 60.0
+KEEP_DRAFT = 8.0
+KEEP_JUMP = 8.0
+# Page's test: drift and threshold in deviations. A false alarm comes about every 10^4 steps, a collapse at batch
+# 1 is seen in about ten, at batch 100 in one or two.
+JUMP_DRIFT = 0.5
+JUMP_THRESHOLD = 8.0
+# One step's surprise counts for at most this much, so that no single step raises the alarm.
+JUMP_MOST = 4.0
 
 
 class Acceptance:
-    """Decayed counts per draft position and what follows from them. Arrays are [k_max] unless stated."""
+    """Decayed counts per draft position and what follows from them. Lists are [k_max] unless stated."""
 
     def __init__(self, k_max: int) -> None:
         self.k_max = k_max
-        self._asked = np.zeros(k_max)  # had drafts up to j-1 and were asked for j
-        self._reached = np.zeros(k_max)  # had drafts up to j-1 accepted and were asked for j
-        self._drafted = np.zeros(k_max)
-        self._accepted = np.zeros(k_max)
+        self.version = 0
+        self.jumps = 0
+        self._scale = 1.0  # all counts are stored divided by it, so that fading is one multiplication
+        self._asked = [0.0] * k_max  # had drafts up to j-1 and were asked for j
+        self._reached = [0.0] * k_max  # had drafts up to j-1 accepted and were asked for j
+        self._drafted = [0.0] * k_max
+        self._accepted = [0.0] * k_max
+        self._long = [[0.0, 0.0] for _ in range(k_max)]  # long run: accepted, reached
+        self._up = self._down = 0.0
+        self._before: list[float] = []
         self._fresh = False
         self._update()
 
-    def observe(self, result: StepResult) -> None:
-        """Count one step; a step that asked for no drafts only lets old evidence fade."""
-        k = result.k
-        keep = 1.0 - 1.0 / MEMORY_STEPS
-        if k and result.speculated:
-            keep *= max(0.0, 1.0 - result.speculated / MEMORY)
-            self._decay(keep)
-            for before, counts in ((self._asked, result.drafted), (self._reached, result.accepted)):
-                before[0] += result.speculated
-                before[1:k] += counts[: k - 1]
-            self._drafted[:k] += result.drafted[:k]
-            self._accepted[:k] += result.accepted[:k]
-        else:
-            self._decay(keep)
+    def observe(
+        self,
+        k: int,
+        speculated: int,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        asked: Sequence[int] | None = None,
+        reached: Sequence[int] | None = None,
+    ) -> None:
+        """Count one step; a step that asked for no drafts only lets old evidence fade.
+
+        With uneven budgets, `asked` and `reached` say how many sequences were asked for position j, and how many of
+        those had all drafts before it accepted; by default all were asked for K.
+        """
+        if not k or not speculated:
+            self._decay(1.0 - 1.0 / MEMORY_IDLE)
+            return
+        if asked is None or reached is None:
+            self._test(k, speculated, sum(accepted[:k]))
+            asked = [speculated, *drafted[: k - 1]]
+            reached = [speculated, *accepted[: k - 1]]
+        self._decay(1.0 - max(1.0 / MEMORY_STEPS, min(0.9, speculated / MEMORY)))
+        unit = 1.0 / self._scale
+        for j in range(k):
+            self._asked[j] += asked[j] * unit
+            self._reached[j] += reached[j] * unit
+            self._drafted[j] += drafted[j] * unit
+            self._accepted[j] += accepted[j] * unit
+            long = self._long[j]
+            long[0] += accepted[j]
+            long[1] += reached[j]
+            if long[1] > LONG_RUN:
+                long[0] *= 0.5
+                long[1] *= 0.5
         self._fresh = False
 
-    def forget(self, keep: float) -> None:
-        """Widen the uncertainty: keep this share of the evidence (after a weight update or draft refresh)."""
-        self._decay(keep)
-        self._fresh = False
+    def policy_updated(self) -> None:
+        """New weights: what was accepted under the old ones is a hint."""
+        self._new_version(KEEP_POLICY)
 
-    def length(self) -> tuple[Vector, Vector]:
+    def draft_refreshed(self) -> None:
+        """A new draft head: what the old one achieved is hardly a hint."""
+        self._new_version(KEEP_DRAFT)
+
+    def length(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of AL(K), each [k_max + 1], for K = 0 .. k_max (tokens a step)."""
         self._update()
         return self._mean, self._sd
 
-    def drafts(self) -> Vector:
+    def drafts(self) -> list[float]:
         """Expected draft tokens a sequence for K = 0 .. k_max, [k_max + 1]."""
         self._update()
         return self._tokens
 
-    def rates(self) -> Vector:
+    def rates(self) -> list[float]:
         """P(first j accepted) for j = 1 .. k_max."""
         self._update()
-        return np.diff(self._mean)
+        return [after - before for before, after in zip(self._mean, self._mean[1:], strict=False)]
+
+    def per_token(self) -> float:
+        """P(one more token accepted | those before it were), pooled over positions; no draft counts as none."""
+        hits, tries = sum(self._accepted) * self._scale, sum(self._reached) * self._scale
+        return (hits + PRIOR_WEIGHT * PRIOR_RATE) / (tries + PRIOR_WEIGHT)
 
     def evidence(self) -> float:
         """Decayed number of sequence-steps behind the first position."""
-        return float(self._reached[0])
+        return self._reached[0] * self._scale
+
+    def previous(self) -> list[float]:
+        """AL(K) for K = 0 .. k_max as it stood when the weights last changed; empty before that."""
+        return self._before
+
+    def _new_version(self, keep: float) -> None:
+        self.version += 1
+        self._before = list(self.length()[0])
+        self._limit(keep)
+
+    def _limit(self, most: float) -> None:
+        """Keep no more than `most` sequence-steps of evidence, at any position."""
+        for j in range(self.k_max):
+            for counts, total in ((self._drafted, self._asked), (self._accepted, self._reached)):
+                keep = min(1.0, most / max(total[j] * self._scale, 1e-9))
+                counts[j] *= keep
+                total[j] *= keep
+            long = self._long[j]
+            keep = min(1.0, most / max(long[1], 1e-9))
+            long[0] *= keep
+            long[1] *= keep
+        self._up = self._down = 0.0
+        self._fresh = False
 
     def _decay(self, keep: float) -> None:
-        self._asked *= keep
-        self._reached *= keep
-        self._drafted *= keep
-        self._accepted *= keep
+        self._scale *= keep
+        self._fresh = False
+        if self._scale < 1e-9:
+            for counts in (self._asked, self._reached, self._drafted, self._accepted):
+                counts[:] = [count * self._scale for count in counts]
+            self._scale = 1.0
+
+    def _test(self, k: int, speculated: int, accepted: int) -> None:
+        """Page's two-sided test of accepted tokens a sequence against what was expected (as of the last update)."""
+        expected = self._mean[k] - 1.0
+        spread = max(self._spread[k], 0.02) * (1.0 / speculated + 1.0 / (self.evidence() + PRIOR_WEIGHT))
+        z = (accepted / speculated - expected) / spread**0.5
+        z = min(max(z, -JUMP_MOST), JUMP_MOST)
+        self._up = max(0.0, self._up + z - JUMP_DRIFT)
+        self._down = max(0.0, self._down - z - JUMP_DRIFT)
+        if self._up > JUMP_THRESHOLD or self._down > JUMP_THRESHOLD:
+            self.jumps += 1
+            self._limit(KEEP_JUMP)
 
     def _update(self) -> None:
         if self._fresh:
             return
-        k_max = self.k_max
-        asked, drafted = self._asked.tolist(), self._drafted.tolist()
-        reached, accepted = self._reached.tolist(), self._accepted.tolist()
-        mean, variance, tokens = [1.0], [0.0], [0.0]
+        scale = self._scale
+        mean, sd, tokens, spread = [1.0], [0.0], [0.0], [0.0]
         prior_accept, prior_draft = PRIOR_RATE, 1.0
-        present, survive, relative = 1.0, 1.0, 0.0
-        for j in range(k_max):
-            draft = (drafted[j] + PRIOR_WEIGHT * prior_draft) / (asked[j] + PRIOR_WEIGHT)
-            weight = reached[j] + PRIOR_WEIGHT
-            accept = (accepted[j] + PRIOR_WEIGHT * prior_accept) / weight
+        present, survive, relative, deviation, square = 1.0, 1.0, 0.0, 0.0, 0.0
+        length, drafts = 1.0, 0.0
+        for j in range(self.k_max):
+            draft = (self._drafted[j] * scale + PRIOR_WEIGHT * prior_draft) / (self._asked[j] * scale + PRIOR_WEIGHT)
+            weight = self._reached[j] * scale + PRIOR_WEIGHT
+            hits, tries = self._long[j]
+            prior_accept = (hits + PRIOR_WEIGHT * prior_accept) / (tries + PRIOR_WEIGHT)
+            accept = (self._accepted[j] * scale + PRIOR_WEIGHT * prior_accept) / weight
             present *= draft
-            tokens.append(tokens[-1] + present)
+            drafts += present
+            tokens.append(drafts)
             survive *= accept
-            # Delta method: relative variances of the factors of a product add up.
+            length += survive
+            mean.append(length)
+            # Delta method: relative variances of the factors of a product add up; neighbouring positions share
+            # their factors, so their errors are nearly one and deviations add.
             relative += (1.0 - accept) / (max(accept, 1e-3) * weight)
-            mean.append(mean[-1] + survive)
-            # Neighbouring positions share their factors, so their errors are nearly one: deviations add.
-            variance.append((variance[-1] ** 0.5 + survive * relative**0.5) ** 2)
+            deviation += survive * relative**0.5
+            sd.append(deviation)
+            # Variance of accepted tokens of one sequence: E[a^2] = sum (2j - 1) P(first j accepted).
+            square += (2 * j + 1) * survive
+            spread.append(square - (length - 1.0) ** 2)
             prior_accept, prior_draft = accept, draft
-        self._mean = np.array(mean)
-        self._sd = np.sqrt(variance)
-        self._tokens = np.array(tokens)
+        self._mean, self._sd, self._tokens, self._spread = mean, sd, tokens, spread
         self._fresh = True

@@ -1,120 +1,299 @@
-"""How long an engine step takes, learned on line: seconds as a function of batch, tokens and K.
+"""How long an engine step takes, learned on line: seconds as a function of batch, tokens, K and context.
 
-Two layers. A Bayesian linear regression over what a step does (a constant, its tokens, whether it verifies, how
-much it drafts) says what to expect where nothing was measured yet; it starts pessimistic, proportional to the
-tokens, and learns the flat part of the curve as the batch drains. A grid of measured over expected times per
-batch bucket and K corrects it where something was measured, so that no shape (a knee, an MoE's dip) is assumed.
+Three layers, each correcting the one before. A prior says what to expect before anything is measured: a profile or
+roofline (`StepTimes`), or with neither a line that is pessimistic, proportional to the tokens. A Bayesian linear
+regression (a Kalman filter whose weights wander) scales it and adds a constant, tokens, verification, drafting,
+context, and a free curve over the tokens of a step with a knot at each power of two: a knee or the rise of an MoE's
+touched experts is learned there at one K and known for all. Last, a grid of measured over expected times by batch
+bucket and K takes up what is left, so that no shape is assumed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_spec.control.cells import WEIGHT, Cells, bucket
 from rollout_spec.control.policy import StepResult
+from rollout_spec.control.step_times import StepTimes
 
-# Step times scatter by about this share even on a quiet machine.
+# Step times scatter by about this share on a quiet machine; the real share is learned over this many steps.
 NOISE = 0.05
-# Share of the first measured step that does not depend on tokens, before evidence, and how sure that is.
-PRIOR_FLAT = 0.3
-PRIOR_SD = 0.35
-# Sampling with drafts and drafting, as shares of the first step, before evidence.
-PRIOR_VERIFY = 0.05
-PRIOR_DRAFT = 0.02
-# The regression forgets with this factor a step: context grows, machines throttle.
-FORGET = 0.998
-# A grid cell is trusted like the regression after this many steps, and forgets over the second.
-CELL_WEIGHT = 3.0
-CELL_MEMORY = 60.0
+NOISE_MEMORY = 50.0
+NOISE_RANGE = (0.005, 0.3)
+# Without a prior the median of this many first steps sets the scale, so that one slow start does not; and of the
+# scale's step this share does not depend on tokens, give or take this.
+FIRST_STEPS = 3
+FLAT, FLAT_SD = 0.3, 0.35
+# Shares of a typical step for verifying at all, drafting a pass, and drafting a token, before evidence.
+VERIFY, DRAFT_PASS, DRAFT_TOKEN = 0.05, 0.01, 0.02
+# How far the curve over tokens may leave the prior, as a share of it, without and with a profile; neighbouring
+# knots differ by little.
+CURVE_SD, CURVE_SD_PROFILE, CURVE_REACH = 0.15, 0.10, 2.0
+# The regression's weights wander back to their prior uncertainty at this rate a step: machines throttle.
+WANDER = 0.002
+# If steps are this many times further off than the filter believes (in variance), its prior was wrong: it is
+# loosened by this share of its first uncertainty.
+SURPRISE, LOOSEN = 4.0, 0.3
+# Steps alike are learned from together, this many at once: one update costs as much as ten decisions.
+GROUP = 4
+# Until a cell has this many steps, each is learned from at once, and a second slow one in a row is no hiccup.
+CELL_FRESH = 4.0
+# One update moves the regression by at most this many deviations of what it expects: one hiccup must not matter.
+CLIP = 3.0
+# What the regression says of a cell never measured is off by about this share, whatever its own doubt.
+MISFIT = 0.05
+# The regression may say that a step takes this many times less than the prior.
+PRIOR_MOST = 5.0
+# News of this relative size is worth choosing K again.
+NEWS = 0.1
 # A step this many times slower than expected is a hiccup, unless it repeats this often in a row.
-OUTLIER = 2.5
-OUTLIER_RUN = 4
+OUTLIER, OUTLIER_RUN = 2.5, 4
+# Knots of the curve at 1, 2, 4, ... tokens a step; beyond the last it goes on straight.
+KNOTS = 15
+# Context tokens a sequence are rounded to this for looking up the profile.
+CONTEXT_STEP = 512
 
-Vector = NDArray[np.float64]
+_SCALE, _FLAT, _TOKENS, _VERIFY, _PASS, _DRAFT, _CONTEXT, _CURVE = range(8)
+Matrix = NDArray[np.float64]
 
 
 class StepTime:
-    """Expected seconds of a decode-only step; nothing is known before the first observation."""
+    """Expected seconds of a decode-only step. Lists by K are [k_max + 1]."""
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, prior: StepTimes | None = None) -> None:
         self.k_max = k_max
-        self._ks = np.arange(k_max + 1, dtype=np.float64)
-        self._unit = 0.0  # seconds and
-        self._tokens = 1.0  # tokens of the first step: the scale of everything below
-        self._weights = np.array([PRIOR_FLAT, 1 - PRIOR_FLAT, PRIOR_VERIFY, PRIOR_DRAFT])
-        self._cov = np.diag(np.array([PRIOR_SD, PRIOR_SD, PRIOR_VERIFY, PRIOR_DRAFT]) ** 2)
-        self._ratio = np.ones((12, k_max + 1))
-        self._seen = np.zeros((12, k_max + 1))
+        self.noise = NOISE
+        self._prior = prior
+        self._unit = 0.0  # seconds,
+        self._tokens = 1.0  # tokens and
+        self._context = 1.0  # context tokens of a typical first step: the scale of everything below
+        self._first: list[tuple[float, int, int]] = []
+        self._weights: list[float] = []
+        self._curve = [0.0] * (KNOTS + 1)
+        self._shape = np.ones(KNOTS + 1)
+        self._cov: Matrix = np.zeros((0, 0))
+        self._cov_first: Matrix = self._cov
+        self._surprise = 1.0
+        self.cells = Cells(k_max)
         self._outliers = 0
+        self.news = False  # something unexpected was learned; whoever acts on it sets it back
+        self._group: tuple[int, int, int] | None = None
+        self._sum = [0.0, 0.0, 0.0, 0.0]  # of the group: decode, draft tokens, context, seconds
+        self._count = 0
+        self._last = (0, 0.0)
+        self._table: dict[tuple[int, int], list[float]] = {}
 
     @property
     def known(self) -> bool:
-        return self._unit > 0
+        return self._unit > 0 or self._prior is not None
 
-    def observe(self, result: StepResult) -> None:
+    def observe(self, result: StepResult, draft_tokens: int) -> None:
         """Learn from a step; steps with prefill tokens or without decodes are left out."""
-        if result.prefill_tokens or not result.decode or result.seconds <= 0:
+        decode, seconds = result.decode, result.seconds
+        if result.prefill_tokens or not decode or seconds <= 0:
+            self._learn()
             return
-        if not self.known:
-            self._unit, self._tokens = result.seconds, float(result.decode + result.draft_tokens)
-        x = self._features(result.decode, float(result.draft_tokens), result.k > 0, float(result.k_next))
-        y = result.seconds / self._unit
-        expected = float(x @ self._weights)
-        if y > OUTLIER * max(expected, 1e-6) and self._outliers < OUTLIER_RUN:
+        if not self._unit and not self._start(seconds, decode, decode + draft_tokens, result.context_tokens):
+            return
+        group = (bucket(decode), result.k, result.k_next)
+        fresh = self.cells.seen[group[0]][result.k] < CELL_FRESH
+        expected = self._unit * self._expect(decode, draft_tokens, result.k, result.k_next, result.context_tokens)
+        if seconds > OUTLIER * expected:
             self._outliers += 1
+            if self._outliers < (2 if fresh else OUTLIER_RUN):
+                return
+        else:
+            self._outliers = 0
+        if group != self._group or self._count >= GROUP:
+            self._learn()
+            self._group = group
+        if self._last[0] == decode and self._count:
+            self._scatter(seconds, self._last[1])
+        self._last = (decode, seconds)
+        self._sum[0] += decode
+        self._sum[1] += draft_tokens
+        self._sum[2] += result.context_tokens
+        self._sum[3] += seconds
+        self._count += 1
+        if fresh:
+            self._learn()
+
+    def seconds(self, decode: int, drafts: Sequence[float], context: int = 0) -> list[float]:
+        """Expected seconds of a steady step for K = 0 .. k_max; `drafts`: expected draft tokens a sequence."""
+        if self._group is not None and self._count >= GROUP:
+            self._learn()
+        if not self._unit:
+            self._start_from_prior(decode, context)
+        row = bucket(decode)
+        seen, ratio = self.cells.seen[row], self.cells.ratio[row]
+        prior = None if self._prior is None else self._prior_by_k(decode, context)
+        w, curve, unit, per_token = self._weights, self._curve, self._unit, 1.0 / self._tokens
+        base = w[_FLAT] + w[_CONTEXT] * context / self._context
+        slope, scale, verify = w[_TOKENS] * per_token, w[_SCALE], w[_VERIFY]
+        drafting = w[_PASS] + w[_DRAFT] * decode * per_token
+        out = []
+        for k, extra in enumerate(drafts):
+            n = decode * (1.0 + extra)
+            low = min(int(n).bit_length() - 1, KNOTS - 1)
+            knot = 1 << low
+            share = n / knot - 1.0
+            first = prior[k] / unit if prior is not None else FLAT + (1.0 - FLAT) * n * per_token
+            fitted = base + scale * first + slope * n + curve[low] + share * (curve[low + 1] - curve[low])
+            if k:
+                fitted += verify + drafting * k
+            trust = seen[k] / (seen[k] + WEIGHT)
+            out.append(max(fitted, first / PRIOR_MOST) * (1.0 + trust * (ratio[k] - 1.0)) * unit)
+        return out
+
+    def deviation(self, decode: int, drafts: Sequence[float], context: int = 0, reference: int = 0) -> list[float]:
+        """Relative standard deviation of `seconds(K) / seconds(reference)`, for K = 0 .. k_max."""
+        if not self._unit:
+            self._start_from_prior(decode, context)
+        row = bucket(decode)
+        seen = np.array(self.cells.seen[row])
+        trust = seen / (seen + WEIGHT)
+        x = np.array([self._features(decode, decode * d, k, k, context) for k, d in enumerate(drafts)])
+        mean = np.maximum(x @ np.array(self._weights), 0.05)
+        # d log(T_K / T_R) = x_K / T_K - x_R / T_R, each as far as the cell has not settled it.
+        relative = x / mean[:, None] * (1.0 - trust)[:, None]
+        relative -= relative[reference].copy()
+        variance = np.einsum("ij,jk,ik->i", relative, self._cov, relative)
+        variance += self.noise**2 * (trust**2 / (seen + 1.0) + trust[reference] ** 2 / (seen[reference] + 1.0))
+        variance += MISFIT**2 * ((1.0 - trust) ** 2 + (1.0 - trust[reference]) ** 2)
+        variance[reference] = 0.0
+        return [float(v) for v in np.sqrt(np.maximum(variance, 0.0))]
+
+    def _start(self, seconds: float, decode: int, tokens: int, context: int) -> bool:
+        """Set the scale, from the prior or from the first steps; True when it is set."""
+        if self._prior is not None:
+            self._start_from_prior(decode, context)
+            return True
+        self._first.append((seconds, tokens, context))
+        if len(self._first) < FIRST_STEPS:
+            return False
+        unit, typical, context = sorted(self._first)[len(self._first) // 2]
+        self._set_scale(unit, float(typical), float(max(context, 1)))
+        return True
+
+    def _start_from_prior(self, decode: int, context: int) -> None:
+        assert self._prior is not None
+        self._set_scale(self._prior_by_k(decode, context)[0], float(max(decode, 1)), float(max(context, 1)))
+
+    def _set_scale(self, unit: float, tokens: float, context: float) -> None:
+        self._unit, self._tokens, self._context = unit, tokens, context
+        knots: Matrix = np.arange(KNOTS + 1, dtype=np.float64)
+        sd = np.zeros(_CURVE + KNOTS + 1)
+        mean = np.zeros(_CURVE + KNOTS + 1)
+        mean[_SCALE] = 1.0
+        if self._prior is None:
+            self._shape = FLAT + (1.0 - FLAT) * 2.0**knots / tokens
+            mean[[_VERIFY, _PASS, _DRAFT]] = VERIFY, DRAFT_PASS, DRAFT_TOKEN
+            sd[:_CURVE] = 0.05, FLAT_SD, FLAT_SD, VERIFY, 2 * DRAFT_PASS, DRAFT_TOKEN, 0.1
+            sd[_CURVE:] = CURVE_SD * self._shape
+        else:
+            self._shape = np.array([self._prior_by_k(1 << int(i), 0)[0] / unit for i in knots])
+            spread = self._prior.spread
+            sd[:_CURVE] = spread, 0.1, 0.1, 0.03, 0.01, 0.01, 0.05
+            sd[_CURVE:] = CURVE_SD_PROFILE * self._shape
+        self._cov_first = np.zeros((len(sd), len(sd)))
+        np.fill_diagonal(self._cov_first, sd**2)
+        # Flat and proportional part trade off: their sum is one typical step.
+        self._cov_first[_FLAT, _TOKENS] = self._cov_first[_TOKENS, _FLAT] = -0.9 * sd[_FLAT] * sd[_TOKENS]
+        near = np.exp(-np.abs(knots[:, None] - knots) / CURVE_REACH)
+        self._cov_first[_CURVE:, _CURVE:] = near * np.outer(sd[_CURVE:], sd[_CURVE:])
+        self._cov = self._cov_first.copy()
+        self._keep_weights(mean)
+
+    def _keep_weights(self, weights: Matrix) -> None:
+        self._weights = weights.tolist()
+        self._curve = self._weights[_CURVE:]
+
+    def _prior_by_k(self, decode: int, context: int) -> list[float]:
+        assert self._prior is not None
+        each = context // max(decode, 1) // CONTEXT_STEP
+        times = self._table.get((decode, each))
+        if times is None:
+            if len(self._table) > 4096:
+                self._table.clear()
+            times = self._prior.by_k(decode, self.k_max, (each + 0.5) * CONTEXT_STEP if context else 0.0)
+            self._table[decode, each] = times
+        return times
+
+    def _first_guess(self, decode: float, draft_tokens: float, k_next: int, context: float) -> float:
+        """The prior for a step that verifies `draft_tokens` and drafts `k_next`, in units."""
+        if self._prior is None:
+            return FLAT + (1.0 - FLAT) * (decode + draft_tokens) / self._tokens
+        times = self._prior_by_k(round(decode), round(context))
+        each = min(draft_tokens / decode, float(self.k_max))
+        low = min(int(each), self.k_max - 1)
+        verified = times[low] + (each - low) * (times[low + 1] - times[low])
+        share = self._prior.draft_share
+        return (times[0] + (1 - share) * (verified - times[0]) + share * (times[k_next] - times[0])) / self._unit
+
+    def _expect(self, decode: float, draft_tokens: float, k: int, k_next: int, context: float) -> float:
+        n = decode + draft_tokens
+        low = min(int(n).bit_length() - 1, KNOTS - 1)
+        share = n / (1 << low) - 1.0
+        w, curve = self._weights, self._curve
+        first = self._first_guess(decode, draft_tokens, k_next, context)
+        value = w[_SCALE] * first + w[_FLAT]
+        value += w[_TOKENS] * n / self._tokens + w[_CONTEXT] * context / self._context
+        value += curve[low] + share * (curve[low + 1] - curve[low])
+        value += k_next * (w[_PASS] + w[_DRAFT] * decode / self._tokens)
+        return max(value + w[_VERIFY] if k else value, first / PRIOR_MOST)
+
+    def _features(self, decode: float, draft_tokens: float, k: int, k_next: int, context: float) -> list[float]:
+        n = decode + draft_tokens
+        low = min(int(n).bit_length() - 1, KNOTS - 1)
+        share = n / (1 << low) - 1.0
+        x = [0.0] * (_CURVE + KNOTS + 1)
+        x[_SCALE] = self._first_guess(decode, draft_tokens, k_next, context)
+        x[_FLAT] = 1.0
+        x[_TOKENS] = n / self._tokens
+        x[_VERIFY] = 1.0 if k else 0.0
+        x[_PASS] = float(k_next)
+        x[_DRAFT] = k_next * decode / self._tokens
+        x[_CONTEXT] = context / self._context
+        x[_CURVE + low] = 1.0 - share
+        x[_CURVE + low + 1] = share
+        return x
+
+    def _scatter(self, now: float, before: float) -> None:
+        """Noise from the difference of two like steps: no model's error is in it."""
+        ratio = (now - before) / (now + before)
+        step = min(2.0 * ratio * ratio, 4.0 * NOISE_RANGE[1] ** 2) - self.noise**2
+        self.noise = min(max((self.noise**2 + step / NOISE_MEMORY) ** 0.5, NOISE_RANGE[0]), NOISE_RANGE[1])
+
+    def _learn(self) -> None:
+        """One filter update from the group of like steps, and its grid cell."""
+        count, group = self._count, self._group
+        if not count or group is None:
             return
-        self._outliers = 0
-        self._fit(x, y)
-        # A cell holds whole steps of one K: with another K drafted than verified the time is of neither.
-        if result.k == result.k_next:
-            self._correct(_bucket(result.decode), result.k, y / max(float(x @ self._weights), 1e-6))
-
-    def seconds(self, decode: int, drafts: Vector) -> tuple[Vector, Vector]:
-        """Mean and deviation of step seconds for K = 0 .. k_max at a batch of `decode` sequences.
-
-        `drafts` [k_max + 1]: expected draft tokens a sequence at each K.
-        """
-        ks = self._ks
-        x = np.empty((self.k_max + 1, 4))
-        x[:, 0] = 1.0
-        x[:, 1] = decode * (1.0 + drafts) / self._tokens
-        x[:, 2] = ks > 0
-        x[:, 3] = ks * (decode / self._tokens)
-        row = _bucket(decode)
-        seen = self._seen[row]
-        trust = seen / (seen + CELL_WEIGHT)
-        fitted = np.maximum(x @ self._weights, 1e-3)
-        mean = fitted * (1.0 + trust * (self._ratio[row] - 1.0))
-        # The regression's doubt, as far as the cell has not settled it.
-        doubt = np.sqrt(np.einsum("ij,jk,ik->i", x, self._cov, x)) * (1.0 - trust)
-        return mean * self._unit, np.hypot(doubt, NOISE * mean / np.sqrt(seen + 1.0)) * self._unit
-
-    def forget_cells(self, keep: float) -> None:
-        """Trust measured cells less; the regression stays."""
-        self._seen *= keep
-
-    def _features(self, decode: int, draft_tokens: float, verifies: bool, k_next: float) -> Vector:
-        return np.array(
-            [1.0, (decode + draft_tokens) / self._tokens, float(verifies), k_next * decode / self._tokens]
-        )
-
-    def _fit(self, x: Vector, y: float) -> None:
+        decode, drafted, context, seconds = (total / count for total in self._sum)
+        self._sum, self._count, self._group = [0.0, 0.0, 0.0, 0.0], 0, None
+        row, k, k_next = group
+        x = np.array(self._features(decode, drafted, k, k_next, context))
+        weights = np.array(self._weights)
+        y = seconds / self._unit
+        expected = float(x @ weights)
+        self.news |= abs(y - expected) > max(NEWS, 3 * self.noise) * y
         gain = self._cov @ x
-        noise = (NOISE * y) ** 2
-        denominator = noise + float(x @ gain)
-        self._weights += gain * ((y - float(x @ self._weights)) / denominator)
-        self._cov -= np.outer(gain, gain) / denominator
-        # Forgetting is bounded, or directions never excited would grow uncertain without end.
-        self._cov /= FORGET
-        shrink = np.minimum(1.0, PRIOR_SD / np.sqrt(np.diag(self._cov)))
-        self._cov *= np.outer(shrink, shrink)
-
-    def _correct(self, row: int, k: int, ratio: float) -> None:
-        seen = min(self._seen[row, k], CELL_MEMORY)
-        self._ratio[row, k] += (ratio - self._ratio[row, k]) / (seen + 1.0)
-        self._seen[row, k] = seen + 1.0
-
-
-def _bucket(decode: int) -> int:
-    """0, 1, 2, 3, ... for a batch of 1, 2, 3-4, 5-8, ...; the last row takes all beyond."""
-    return min(max(decode - 1, 0).bit_length(), 11)
+        variance = float(x @ gain) + (self.noise * y) ** 2 / count
+        off = y - expected
+        self._surprise += (min(off * off / variance, 25.0) - self._surprise) / 10.0
+        if self._surprise > SURPRISE:
+            self._surprise = 1.0
+            self._cov = self._cov + LOOSEN * self._cov_first
+            gain = self._cov @ x
+            variance = float(x @ gain) + (self.noise * y) ** 2 / count
+        most = CLIP * variance**0.5
+        self._keep_weights(weights + gain * (min(max(off, -most), most) / variance))
+        wander = WANDER * count
+        cov = self._cov - np.outer(gain, gain / variance)
+        self._cov = cov + wander * (self._cov_first - cov)
+        # A cell holds whole steps of one K: with another K drafted than verified the time is of neither.
+        if k == k_next:
+            self.cells.learn(row, k, y / self._expect(decode, drafted, k, k_next, context), count)

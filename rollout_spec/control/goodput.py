@@ -1,121 +1,167 @@
 """Goodput: the K with the most expected tokens a second, from live acceptance and step times.
 
-    goodput(B, K) = B * AL(K) / T(B, K)
+    goodput(B, K, c) = B * AL(K) / T(B, K, c)
 
 TurboSpec (arXiv 2406.14066) introduced the measure for speculation; the form AL / ITL and the remark that best K
 need not fall with B are from seed 002 (hardware-aware dynamic speculative decoding, Cohere). Ours adds what an
-on-line choice needs: both factors carry their uncertainty, K is raised above 0 only for a gain beyond a margin,
-changes must pay beyond the noise, and a K that might be better is tried when the trial is cheap.
+on-line choice needs: both factors carry their uncertainty, a change must pay beyond the noise of step times, a K
+that may be better is tried when that is worth its price, and speculation that measurably loses is vetoed.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from rollout_spec.control.acceptance import Acceptance
+from rollout_spec.control.cells import ROWS, bucket
 from rollout_spec.control.cost import StepTime
+from rollout_spec.control.guard import Guard
 from rollout_spec.control.policy import Decision, StepResult, StepView
+from rollout_spec.control.step_times import StepTimes
+from rollout_spec.control.trials import Trials
 
-# Speculating must promise this much over K=0: below it, model error decides and not the gain.
-MARGIN = 0.02
-# A change between two K above 0 must promise this much: no flapping at a threshold.
-HYSTERESIS = 0.02
-# Trials may cost this share of the run's time, so that the worst case stays within 1 % of no speculation.
-TRIAL_SHARE = 0.005
-# At most this many steps' worth of unused allowance is carried over.
-TRIAL_SAVINGS = 8.0
-# A trial lasts this many steps: one to draft, and enough to measure time and acceptance.
-TRIAL_STEPS = 4
-# A trial is worth it when the gain would be there one deviation above what is expected.
-OPTIMISM = 1.0
-# While speculating, K=0 is measured again after this many steps: the reference must not go stale.
-REFERENCE_EVERY = 100
-REFERENCE_STEPS = 2
-# With nothing changed in the batch a decision stands for this many steps: choosing costs more than keeping.
+# A change of K must promise this share of the noise of a step time, within these bounds: no flapping at a
+# threshold, and below the lower one model error decides and not the gain.
+HYSTERESIS_NOISE = 0.2
+HYSTERESIS_RANGE = (0.003, 0.03)
+# With little changed in the batch a decision stands for this many steps: choosing costs more than keeping.
 KEEP_STEPS = 4
+# Trials are thought about at every so many choices, and at the first ones: it costs several times a choice.
+TRIAL_EVERY = 4
+# Slow start: where no longer draft than K was measured at about this batch, none longer than this times K, plus 1,
+# is tried: one step of a long draft in a full batch can cost ten.
+SLOW_START = 2
+# Above this K only every fourth or so is considered: their acceptance hardly differs.
+DENSE_K = 8
 
 
 class Goodput:
     """argmax over K of expected tokens a second. One engine's state; not thread-safe."""
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, prior: StepTimes | None = None) -> None:
         self.k_max = k_max
         self.acceptance = Acceptance(k_max)
-        self.cost = StepTime(k_max)
+        self.cost = StepTime(k_max, prior)
+        self.guard = Guard()
+        self.trials = Trials()
+        self.candidates = considered(k_max)
+        self._limit = [1] * ROWS
         self._current = Decision(0, "nothing measured")
-        self._key: tuple[int, bool] | None = None
+        self._by_k = [Decision(k, "goodput") for k in range(k_max + 1)]
+        self._decode = -1
         self._age = 0
+        self._choices = 0
         self._trial: list[Decision] = []
-        self._allowance = 0.0
-        self._since_reference = 0
-        self._step_seconds = 0.0
+        self._reference = 0.0
         self._expected_gain = 1.0
 
     def decide(self, view: StepView) -> Decision:
-        if self._trial:
+        if self._trial and not self.cost.news:
             return self._trial.pop()
-        key = (view.decode, view.waiting > 0)
-        if key == self._key and self._age < KEEP_STEPS:
-            self._age += 1
+        if not view.decode or not self.cost.known:
             return self._current
-        self._key, self._age = key, 0
-        if view.decode and self.cost.known:
-            return self._choose(view.decode)
-        return self._current
+        self._age += 1
+        moved = abs(view.decode - self._decode)
+        if self._age <= KEEP_STEPS and moved * 32 <= self._decode and not self.cost.news:
+            return self._current
+        self._decode, self._age, self.cost.news = view.decode, 0, False
+        self._trial.clear()
+        return self._choose(view)
 
     def observe(self, result: StepResult) -> None:
-        self.acceptance.observe(result)
-        self.cost.observe(result)
-        if not result.decode:
+        drafted, accepted = result.drafted.tolist(), result.accepted.tolist()
+        self._count(result, drafted, accepted)
+        self.cost.observe(result, sum(drafted))
+        if not result.decode or result.prefill_tokens:
             return
-        self._step_seconds = result.seconds
-        cap = TRIAL_SAVINGS * result.seconds
-        self._allowance = min(cap, self._allowance + TRIAL_SHARE * result.seconds)
-        self._since_reference = 0 if result.k == 0 else self._since_reference + 1
+        gained, row = 0.0, bucket(result.decode)
+        if self._reference:
+            tokens = 1.0 + sum(accepted) / result.decode
+            self.guard.observe(row, result.k, result.k_next, result.seconds, tokens, self._reference)
+            if result.k or result.k_next:
+                gained = tokens * self._reference - result.seconds
+        self.trials.observe(result.seconds, result.k, gained)
 
-    def policy_updated(self, keep: float = 0.3) -> None:
+    def _count(self, result: StepResult, drafted: list[int], accepted: list[int]) -> None:
+        self.acceptance.observe(result.k, result.speculated, drafted, accepted)
+
+    def policy_updated(self) -> None:
         """New weights: what was accepted under the old ones counts for less."""
-        self.acceptance.forget(keep)
+        self.acceptance.policy_updated()
+        self._age = KEEP_STEPS
+
+    def draft_refreshed(self) -> None:
+        """A new draft head: what the old one achieved counts for little."""
+        self.acceptance.draft_refreshed()
+        self._age = KEEP_STEPS
 
     def metrics(self) -> dict[str, float]:
-        lengths, _ = self.acceptance.length()
+        lengths, sd = self.acceptance.length()
+        speedup, spread = self.guard.speedup()
+        k = self._current.k
         return {
-            "expected_acceptance_length": float(lengths[self._current.k]),
+            "expected_acceptance_length": lengths[k],
+            "expected_acceptance_length_sd": sd[k],
             "expected_speedup": self._expected_gain,
+            "effective_speedup": speedup,
+            "effective_speedup_sd": spread,
+            "vetoes": float(self.guard.vetoes),
+            "acceptance_jumps": float(self.acceptance.jumps),
+            "policy_version": float(self.acceptance.version),
+            "step_time_noise": self.cost.noise,
+            "trial_seconds": self.trials.spent,
         }
 
-    def _choose(self, decode: int) -> Decision:
+    def _choose(self, view: StepView) -> Decision:
+        decode = view.decode
         length, length_sd = self.acceptance.length()
-        seconds, seconds_sd = self.cost.seconds(decode, self.acceptance.drafts())
-        goodput = length / seconds
-        best = int(np.argmax(goodput))
-        if goodput[best] < goodput[0] * (1 + MARGIN):
-            best = 0
+        drafts = self.acceptance.drafts()
+        seconds = self.cost.seconds(decode, drafts, view.context_tokens)
+        goodput = [tokens / time for tokens, time in zip(length, seconds, strict=True)]
+        self._reference = seconds[0]
         now = self._current.k
-        if best and now and goodput[best] < goodput[now] * (1 + HYSTERESIS):
+        candidates = self._allowed(decode)
+        best = max(candidates, key=goodput.__getitem__)
+        low, high = HYSTERESIS_RANGE
+        margin = 1.0 + min(max(HYSTERESIS_NOISE * self.cost.noise, low), high)
+        if best and goodput[best] < goodput[0] * margin:
+            best = 0
+        elif best and now and goodput[best] < goodput[now] * margin:
             best = now
-        self._expected_gain = float(goodput[best] / goodput[0])
-        self._current = Decision(best, "goodput")
-        hopeful = (length + OPTIMISM * length_sd) / np.maximum(seconds - OPTIMISM * seconds_sd, seconds * 0.3)
-        return self._try(best, goodput, hopeful, seconds) or self._current
-
-    def _try(self, best: int, goodput: np.ndarray, hopeful: np.ndarray, seconds: np.ndarray) -> Decision | None:
-        """A few steps of another K, if it may be better and the expected loss is within the allowance."""
-        if best and self._since_reference >= REFERENCE_EVERY:
-            candidate, steps, reason = 0, REFERENCE_STEPS, "reference"
-        else:
-            promising = hopeful >= goodput[best] * (1 + MARGIN)
-            promising[best] = False
-            if not promising.any():
-                return None
-            # From K=0 the shortest promising draft tells most for least; else the most promising.
-            candidate = int(np.argmax(promising)) if best == 0 else int(np.argmax(np.where(promising, hopeful, 0)))
-            steps, reason = TRIAL_STEPS, "trial"
-        loss = steps * float(seconds[candidate] * max(0.0, 1.0 - goodput[candidate] / goodput[best]))
-        if loss > self._allowance:
-            return None
-        self._allowance -= loss
-        self._since_reference = 0
-        decision = Decision(candidate, reason)
-        self._trial = [decision] * (steps - 1)
+        vetoed = best > 0 and self.guard.vetoed(bucket(decode))
+        if vetoed:
+            best = 0
+        self._expected_gain = goodput[best] / goodput[0]
+        self._current = Decision(0, "vetoed") if vetoed else self._by_k[best]
+        self._choices += 1
+        if vetoed or (self._choices > TRIAL_EVERY and self._choices % TRIAL_EVERY):
+            return self._current
+        gain = [value / goodput[best] - 1.0 for value in goodput]
+        doubt = self.cost.deviation(decode, drafts, view.context_tokens, best)
+        own = length_sd[best] / length[best]
+        sd = [
+            (t * t + (s / n - own) ** 2) ** 0.5 * n_t
+            for t, s, n, n_t in zip(doubt, length_sd, length, (1.0 + g for g in gain), strict=True)
+        ]
+        trial = self.trials.propose(decode, view.waiting > 0, best, candidates, gain, sd, seconds)
+        if trial is None:
+            return self._current
+        decision = Decision(trial.k, trial.reason)
+        self._trial = [decision] * (trial.steps - 1)
         return decision
+
+    def _allowed(self, decode: int) -> list[int]:
+        """The K to choose from: slow start, and with the allowance spent only what was measured before."""
+        row, cells = bucket(decode), self.cost.cells
+        if self.trials.exhausted:
+            return [k for k in self.candidates if k == 0 or cells.measured(row, k)]
+        if self._limit[row] < self.k_max:
+            self._limit[row] = max(self._limit[row], SLOW_START * cells.longest_measured(row) + 1)
+            return [k for k in self.candidates if k <= self._limit[row]]
+        return self.candidates
+
+
+def considered(k_max: int) -> list[int]:
+    """The K that are considered: all of a short range, and of a long one ever fewer."""
+    ks = list(range(min(k_max, DENSE_K) + 1))
+    while ks[-1] < k_max:
+        ks.append(min(k_max, ks[-1] + max(1, ks[-1] // 4)))
+    return ks

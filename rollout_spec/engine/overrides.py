@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 
 
-class IncompatibleVLLM(RuntimeError):
+class IncompatibleVLLM(RuntimeError):  # noqa: N818 - a state, as a user reads it
     """vLLM changed where we rely on it; the message names the place."""
 
 
@@ -27,13 +27,13 @@ def fix_cpu_expand_kernel() -> None:
 
     from rollout_spec.engine import sampler_check
 
-    if sampler_check.kernel_is_right():
-        return
     if not hasattr(cpu_triton_utils, "_expand_kernel_impl"):
         raise IncompatibleVLLM(
             "vllm.utils.cpu_triton_utils has no _expand_kernel_impl any more: find where the CPU platform registers "
             "rejection_sampler.expand_kernel and whether it is right there"
         )
+    if sampler_check.kernel_is_right():
+        return
     cpu_triton_utils._expand_kernel_impl = sampler_check.expand
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollout_spec.config import SamplingConfig
@@ -29,6 +29,22 @@ def sampling_params(sampling: SamplingConfig, output_tokens: int | None) -> Samp
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def engine_input(token_ids: list[int]) -> Any:
+    """A prompt of token ids as the engine takes it; before vLLM had `tokens_input` a plain mapping did."""
+    import vllm.inputs
+
+    make = getattr(vllm.inputs, "tokens_input", None)
+    return {"prompt_token_ids": token_ids} if make is None else make(prompt_token_ids=token_ids)
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it will not take: ValueError, and since 0.31 a class of its own."""
+    import vllm.exceptions
+
+    client_error = getattr(vllm.exceptions, "VLLMClientError", None)
+    return (ValueError,) if client_error is None else (ValueError, client_error)
 
 
 def sampled_logprobs(logprobs: Any) -> list[float] | None:
@@ -60,14 +76,18 @@ def partial_output(engine: LLMEngine, internal_id: str) -> tuple[list[int], list
     return tokens, logprobs
 
 
-def prompt_token_ids(tokenizer: Any, prompt: str | Sequence[Any]) -> list[int]:
-    """Token ids of a prompt given as text, as chat messages (the model's template is applied) or as token ids."""
+def prompt_token_ids(tokenizer: Callable[[], Any], prompt: str | Sequence[Any]) -> list[int]:
+    """Token ids of a prompt given as text, as chat messages (the model's template is applied) or as token ids.
+
+    `tokenizer` is called only for the first two: an engine may run without one.
+    """
     if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt))
-    if prompt and isinstance(prompt[0], int):
+        return list(tokenizer().encode(prompt))
+    if not prompt or isinstance(prompt[0], int):
         return list(prompt)
+    messages: list[Any] = list(prompt)
     return list(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in prompt], add_generation_prompt=True, tokenize=True, return_dict=False
+        tokenizer().apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,16 +19,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from rollout_spec.control.policy import StepResult, StepView
 from rollout_spec.engine.control_loop import ControlLoop
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-    _Base = Scheduler
-else:
-    _Base = object
 
 
 class _Scheduled(NamedTuple):
@@ -41,8 +39,17 @@ class _Scheduled(NamedTuple):
     k_next: int  # K of the drafts it makes
 
 
-class _DynamicK(_Base):
+class _Counts(NamedTuple):
+    """Sequences that had a draft token at each position, and those that had it accepted; both [k_max]."""
+
+    drafted: list[int]
+    accepted: list[int]
+
+
+class _DynamicK(Scheduler):
     """What both schedulers add to their parent."""
+
+    dynamic_sd_lookup: list[int] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,6 +59,7 @@ class _DynamicK(_Base):
         self._k = 0  # K of the drafts that wait to be verified
         self._last_end: float | None = None  # end of the step before; None after an idle engine
         self._per_request: dict[str, int] = {}
+        self._vllm_counts = self.log_stats and "num_draft_tokens_per_pos" in SpecDecodingStats.__annotations__
         if self._loop is not None and self.dynamic_sd_lookup is None:
             # Set, it keeps vLLM from padding requests to 1 + num_speculative_tokens, as its own table does.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
@@ -64,9 +72,13 @@ class _DynamicK(_Base):
         super()._update_after_schedule(scheduler_output)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        if self._pending:
-            self._after_step(scheduler_output, model_runner_output)
+        measured = bool(self._pending and scheduler_output.num_scheduled_tokens)
+        counts = None
+        if measured and not self._vllm_counts:  # now, because vLLM cuts off what lies beyond a request's end
+            counts = self._count(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if measured:
+            self._after_step(scheduler_output, counts or _counts_of(outputs))
         if not self.requests and self._loop is not None:
             self._last_end = None
             self._loop.idle()
@@ -79,35 +91,45 @@ class _DynamicK(_Base):
         return super().reset_prefix_cache(*args, **kwargs)
 
     def _before_step(self, output: SchedulerOutput) -> int:
+        assert self._loop is not None
         scheduled = output.num_scheduled_tokens
-        before = self._chunked
-        prefills = [request.req_id for request in output.scheduled_new_reqs]
-        prefills += [rid for rid in output.scheduled_cached_reqs.resumed_req_ids if rid in scheduled]
-        prefills += [rid for rid in before if rid in scheduled and rid not in prefills]
-        prefill_tokens = 0
-        after: set[str] = set()
-        for rid in prefills:
-            request = self.requests[rid]
-            prefill_tokens += scheduled[rid]
-            if request.num_computed_tokens + scheduled[rid] < request.num_tokens:
-                after.add(rid)
-        self._chunked = after
-        decode = len(scheduled) - len(prefills)
+        prefills, unfinished, prefill_tokens = 0, 0, 0
+        if output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids or self._chunked:
+            prefills, unfinished, prefill_tokens = self._count_prefills(output)
+        decode = len(scheduled) - prefills
         decision = self._loop.decide(
             StepView(
-                decode=len(scheduled) - len(after),
+                decode=len(scheduled) - unfinished,
                 waiting=len(self.waiting),
                 prefill_tokens=prefill_tokens,
                 sampling=self._loop.must_check_sampling and self._any_sampling(),
             )
         )
-        self._per_request = dict(decision.per_request or {})
+        self._per_request = dict(decision.per_request) if decision.per_request else {}
         step = _Scheduled(output, time.perf_counter(), decode, prefill_tokens, self._k, decision.k)
         self._pending.append(step)
         self._k = decision.k
         return decision.k
 
-    def _after_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    def _count_prefills(self, output: SchedulerOutput) -> tuple[int, int, int]:
+        """Prompts in the step, those of them that it leaves unfinished, and their tokens in it."""
+        scheduled = output.num_scheduled_tokens
+        prefills = [request.req_id for request in output.scheduled_new_reqs]
+        prefills += [rid for rid in output.scheduled_cached_reqs.resumed_req_ids if rid in scheduled]
+        prefills += [rid for rid in self._chunked if rid in scheduled and rid not in prefills]
+        tokens = unfinished = 0
+        # A prompt that got no tokens in this step is still not computed.
+        self._chunked = {rid for rid in self._chunked if rid not in scheduled and rid in self.requests}
+        for rid in prefills:
+            request = self.requests[rid]
+            tokens += scheduled[rid]
+            if request.num_computed_tokens + scheduled[rid] < request.num_tokens:
+                unfinished += 1
+                self._chunked.add(rid)
+        return len(prefills), unfinished, tokens
+
+    def _after_step(self, output: SchedulerOutput, counts: _Counts | None) -> None:
+        assert self._loop is not None
         step = self._pending.popleft()
         while step.output is not output and self._pending:
             step = self._pending.popleft()  # its step was dropped by the engine
@@ -116,15 +138,6 @@ class _DynamicK(_Base):
         now = time.perf_counter()
         started = step.started if self._last_end is None else self._last_end
         self._last_end = now
-        drafted, accepted = self._loop.zeros, self._loop.zeros
-        spec = output.scheduled_spec_decode_tokens
-        if spec:
-            index, sampled = result.req_id_to_index, result.sampled_token_ids
-            count = len(spec)
-            lengths = np.fromiter(map(len, spec.values()), np.int64, count)
-            hits = np.fromiter([len(sampled[index[rid]]) for rid in spec], np.int64, count) - 1
-            drafted = _at_least(lengths, self.num_spec_tokens)
-            accepted = _at_least(np.clip(hits, 0, lengths), self.num_spec_tokens)
         self._loop.observe(
             StepResult(
                 seconds=now - started,
@@ -132,17 +145,32 @@ class _DynamicK(_Base):
                 prefill_tokens=step.prefill_tokens,
                 k=step.k,
                 k_next=step.k_next,
-                drafted=drafted,
-                accepted=accepted,
+                drafted=np.array(counts.drafted) if counts else self._loop.zeros,
+                accepted=np.array(counts.accepted) if counts else self._loop.zeros,
                 speculated=step.decode if step.k else 0,
             )
         )
+
+    def _count(self, output: SchedulerOutput, result: ModelRunnerOutput) -> _Counts | None:
+        """What `_counts_of` reads, counted here: for vLLM before 0.31, and for an engine without statistics."""
+        spec = output.scheduled_spec_decode_tokens
+        if not spec:
+            return None
+        index, sampled = result.req_id_to_index, result.sampled_token_ids
+        lengths, hits = [0] * (self.num_spec_tokens + 1), [0] * (self.num_spec_tokens + 1)
+        for rid, drafts in spec.items():
+            tokens = len(sampled[index[rid]])
+            # Like vLLM, leave out what was not verified, and what an asynchronous engine ran beyond a request's end.
+            if tokens and rid in self.requests:
+                lengths[len(drafts)] += 1
+                hits[tokens - 1] += 1
+        return _Counts(_at_least(lengths), _at_least(hits))
 
     def _any_sampling(self) -> bool:
         return any(r.sampling_params is not None and r.sampling_params.temperature > 0 for r in self.running)
 
 
-class DynamicScheduler(_DynamicK, Scheduler):
+class DynamicScheduler(_DynamicK):
     """vLLM's synchronous scheduler with K from a controller."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -170,7 +198,15 @@ def dynamic_scheduler(*args: Any, vllm_config: VllmConfig, **kwargs: Any) -> Sch
     return chosen(*args, vllm_config=vllm_config, **kwargs)
 
 
-def _at_least(counts: np.ndarray, k_max: int) -> np.ndarray:
-    """How many of `counts` are at least 1, 2, .. k_max."""
-    histogram = np.bincount(counts, minlength=k_max + 1)
-    return histogram[::-1].cumsum()[-2::-1][:k_max]
+def _counts_of(outputs: dict[int, Any]) -> _Counts | None:
+    """What vLLM counted in the step; one of its outputs has the statistics. None without drafts."""
+    for output in outputs.values():
+        if output.scheduler_stats is not None:
+            stats = output.scheduler_stats.spec_decoding_stats
+            return stats and _Counts(stats.num_draft_tokens_per_pos, stats.num_accepted_tokens_per_pos)
+    return None
+
+
+def _at_least(histogram: list[int]) -> list[int]:
+    """From how often 0, 1, .. k_max came to how often at least 1, .. k_max: [5, 2, 3] -> [5, 3]."""
+    return list(accumulate(reversed(histogram)))[-2::-1]

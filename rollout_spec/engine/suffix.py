@@ -49,7 +49,7 @@ class History:
         """A sequence number under which a response to `prompt` is added."""
         from arctic_inference.suffix_decoding._C import SuffixTree
 
-        if prompt not in self._trees:
+        if self._max_tokens and prompt not in self._trees:
             self._trees[prompt] = (SuffixTree(self._depth), 0)
         self._next_sequence = (self._next_sequence + 1) & 0x7FFFFFFF  # the tree's sequence ids are int32
         return self._next_sequence
@@ -61,6 +61,7 @@ class History:
         tree, count = entry
         tree.extend_ndarray(sequence, tokens)
         self._trees[prompt] = (tree, count + len(tokens))
+        self._trees.move_to_end(prompt)
         self.tokens += len(tokens)
         while self.tokens > self._max_tokens:
             _, (_, dropped) = self._trees.popitem(last=False)
@@ -157,7 +158,7 @@ class SuffixProposer(SuffixDecodingProposer):
             tokens = batch.token_ids_cpu[row, live.upto : length]
             live.tree.extend_ndarray(0, tokens)
             response = tokens[max(0, prompt_length - live.upto) :]
-            if self.config.max_history_tokens and len(response):
+            if len(response):
                 self.history.extend(live.prompt, live.sequence, response)
             live.upto = length
         return live

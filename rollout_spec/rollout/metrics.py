@@ -37,9 +37,7 @@ def _controller(status: Mapping[str, Any]) -> dict[str, float]:
         "rollout_spec/controller_failed": float(status["failed"]),
     }
     lows = [1] + [high + 1 for high in status["buckets"]]
-    for low, steps, seconds in zip(
-        lows, status["steps_by_bucket_and_k"], status["seconds_by_bucket"], strict=True
-    ):
+    for low, steps, seconds in zip(lows, status["steps_by_bucket_and_k"], status["seconds_by_bucket"], strict=True):
         total = sum(steps)
         if total:
             mean = sum(k * count for k, count in enumerate(steps)) / total

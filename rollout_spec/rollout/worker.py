@@ -1,8 +1,8 @@
 """RolloutWorker: one vLLM engine with dynamic speculation, for a trainer's generate and weight-sync loop.
 
-    worker = RolloutWorker(load_config("configs/worker.yaml"))
-    rollouts = worker.generate(prompts, n=8)
-    worker.update_weights(model.state_dict(), policy_version=1)
+worker = RolloutWorker(load_config("configs/worker.yaml"))
+rollouts = worker.generate(prompts, n=8)
+worker.update_weights(model.state_dict(), policy_version=1)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rollout_spec.config import Config, ConfigError, SamplingConfig
 from rollout_spec.engine import requests as vllm_requests
+from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.engine.launch import engine_arguments, make_engine
 from rollout_spec.rollout.metrics import worker_metrics
 from rollout_spec.rollout.types import Rollout
@@ -55,17 +56,22 @@ class RolloutWorker:
         self._folder = tempfile.TemporaryDirectory(prefix="rollout_spec_")
         self._status = Path(self._folder.name) / "status.json"
         if arguments is None:
-            arguments = engine_arguments(
-                config, drafter=config.drafter, policy=config.policy, status_file=str(self._status)
-            )
+            arguments = engine_arguments(config, drafter=config.drafter, policy=config.policy)
+        settings = arguments.get("additional_config", {}).get(SETTINGS_KEY)
+        if settings is not None:
+            settings["status_file"] = str(self._status)
         self._model = str(arguments["model"])
         self._engine = make_engine(config, arguments, stat_loggers)
-        self.tokenizer = self._engine.get_tokenizer()
         self._requests: dict[str, _Request] = {}
         self._finished: dict[str, Rollout] = {}
         self._next_id = 0
         self._lock = threading.Lock()
         self._check_sampler(arguments)
+
+    @property
+    def tokenizer(self) -> Any:
+        """vLLM's tokenizer of the model. Prompts given as token ids do without."""
+        return self._engine.get_tokenizer()
 
     # -- generation
 
@@ -143,7 +149,7 @@ class RolloutWorker:
         ids = []
         with self._lock:
             for index, prompt in enumerate(prompts):
-                token_ids = vllm_requests.prompt_token_ids(self.tokenizer, prompt)
+                token_ids = vllm_requests.prompt_token_ids(lambda: self.tokenizer, prompt)
                 for sample in range(n):
                     length = output_tokens[index][sample] if output_tokens is not None else None
                     ids.append(self._submit(index, sample, token_ids, sampling, length))
@@ -217,7 +223,7 @@ class RolloutWorker:
         """Stop the engine and free its memory. Idempotent."""
         if self._engine is not None:
             self._engine.engine_core.shutdown()
-            self._engine = None  # type: ignore[assignment]
+            self._engine = None
             self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -234,8 +240,8 @@ class RolloutWorker:
         request = _Request(index, sample, token_ids, request_id, self.policy_version)
         try:
             params = vllm_requests.sampling_params(sampling, length)
-            internal = self._engine.add_request(request_id, {"prompt_token_ids": token_ids}, params)
-        except ValueError as error:  # vLLM's word for an unfit request; the others must not suffer
+            internal = self._engine.add_request(request_id, vllm_requests.engine_input(token_ids), params)
+        except vllm_requests.refusals() as error:  # the others must not suffer
             self._finished[request_id] = self._rollout(request, [], None, "error", str(error))
             return request_id
         self._requests[request_id] = _Request(index, sample, token_ids, internal or request_id, self.policy_version)

@@ -1,0 +1,176 @@
+"""Regret of K policies against an oracle on random worlds; writes results.json and regret.png beside this file.
+
+    .venv/bin/python experiments/regret/run.py [--worlds 60] [--hopeless 20] [--collapse 12] [--seed 0]
+
+Resumable: worlds that are in results.json already, made by the same code and seed, are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from rollout_spec.bench import provenance
+from rollout_spec.control.goodput import Goodput
+from rollout_spec.control.policy import Decision, StepView
+from rollout_spec.simulate.contenders import make
+from rollout_spec.simulate.fleet import simulate
+from rollout_spec.simulate.worlds import World, collapsing_world, hopeless_world, random_world
+
+HERE = Path(__file__).parent
+NAMES = ("oracle", "goodput", "off", "fixed:1", "fixed:3", "fixed:5", "threshold", "table", "bandit")
+FIXED = ("off", "fixed:1", "fixed:3", "fixed:5")
+LABELS = {
+    "goodput": "ours (goodput)",
+    "best fixed": "best fixed K, in hindsight",
+    "fixed:3": "fixed K=3",
+    "threshold": "threshold at ridge/(K+1)",
+    "table": "table from the profile",
+    "bandit": "bandit by batch bucket",
+    "off": "off",
+}
+COLLAPSE_STEP = 192
+
+
+class Watched(Goodput):
+    """Ours, with the K of every step written down."""
+
+    def __init__(self, world: World, log: list[tuple[int, int, str]]) -> None:
+        super().__init__(world.fleet.k_max, world.prior)
+        self.log = log
+
+    def decide(self, view: StepView) -> Decision:
+        decision = super().decide(view)
+        self.log.append((decision.k, view.decode, decision.reason))
+        return decision
+
+
+def compare(world: World, names: tuple[str, ...], seed: int) -> dict[str, Any]:
+    fleet = world.fleet
+    seconds, steps, metrics = {}, {}, {}
+    for name in names:
+        outcome = simulate(fleet, make(name, fleet, world.prior, world.ridge), seed)
+        seconds[name], steps[name] = outcome.seconds, outcome.replica_steps
+        if name == "goodput":
+            metrics = outcome.metrics
+    return {
+        "world": world.name,
+        "moe": world.moe,
+        "prior": world.prior_kind,
+        "max_num_seqs": fleet.max_num_seqs,
+        "k_max": fleet.k_max,
+        "acceptance_1": fleet.acceptance.survival[0],
+        "noise": fleet.noise,
+        "seconds": seconds,
+        "steps": steps,
+        "goodput_metrics": metrics,
+    }
+
+
+def collapse(index: int, seed: int) -> dict[str, Any]:
+    world = collapsing_world(index, COLLAPSE_STEP, seed)
+    log: list[tuple[int, int, str]] = []
+    simulate(world.fleet, lambda: Watched(world, log), seed + 1)
+    after = [k for k, _, reason in log[COLLAPSE_STEP:]]
+    zero = next((i for i, k in enumerate(after) if k == 0), None)
+    late = [k > 0 for k in after[50:]]
+    return {
+        "world": world.name,
+        "k_before": [k for k, _, _ in log[COLLAPSE_STEP - 20 : COLLAPSE_STEP]],
+        "steps_to_zero": zero,
+        "share_speculating_after_50": float(np.mean(late)) if late else None,
+        "steps_after": len(after),
+    }
+
+
+def regrets(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Relative time above the oracle's, by policy, in the order of the worlds."""
+    table = {name: [row["seconds"][name] / row["seconds"]["oracle"] - 1 for row in rows] for name in NAMES[1:]}
+    table["best fixed"] = [min(values) for values in zip(*(table[name] for name in FIXED), strict=True)]
+    return table
+
+
+def summary(results: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, values in regrets(results["worlds"]).items():
+        out[name] = {"median": float(np.median(values)), "p90": float(np.quantile(values, 0.9)), "max": max(values)}
+    for kind in ("none", "biased", "wrong"):
+        rows = [row for row in results["worlds"] if row["prior"] == kind]
+        if rows:
+            values = regrets(rows)["goodput"]
+            out[f"goodput, profile {kind}"] = {
+                "worlds": len(rows),
+                "median": float(np.median(values)),
+                "p90": float(np.quantile(values, 0.9)),
+            }
+    harm = [row["seconds"]["goodput"] / row["seconds"]["off"] - 1 for row in results["hopeless"]]
+    if harm:
+        out["harm where no K helps"] = {"median": float(np.median(harm)), "max": max(harm), "worlds": len(harm)}
+    if results["collapse"]:
+        zeros = [row["steps_to_zero"] for row in results["collapse"]]
+        out["collapse"] = {"steps_to_zero": zeros, "within_50": sum(z is not None and z <= 50 for z in zeros)}
+    return out
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    table = regrets(results["worlds"])
+    figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
+    for name, label in LABELS.items():
+        values = 100 * np.sort(table[name])
+        ours = name == "goodput"
+        share = (np.arange(len(values)) + 1) / len(values)
+        axes.step(values, share, where="post", label=label, lw=2.6 if ours else 1.4, zorder=3 if ours else 2)
+    axes.axhline(0.5, color="#dddddd", lw=0.8)
+    axes.axhline(0.9, color="#dddddd", lw=0.8)
+    axes.set_xscale("symlog", linthresh=5)
+    axes.set_xlim(-2, 200)
+    axes.set_xticks([0, 2, 5, 10, 20, 50, 100], ["0", "2", "5", "10", "20", "50", "100"])
+    axes.set_xlabel("time above the oracle's, per cent")
+    axes.set_ylabel("share of worlds")
+    axes.set_title(f"Regret on {len(results['worlds'])} random worlds", loc="left", weight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worlds", type=int, default=60)
+    parser.add_argument("--hopeless", type=int, default=20)
+    parser.add_argument("--collapse", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=HERE)
+    args = parser.parse_args()
+    path = args.out / "results.json"
+    results: dict[str, Any] = {"schema": 1, "seed": args.seed, "worlds": [], "hopeless": [], "collapse": []}
+    if path.exists():
+        old = json.loads(path.read_text())
+        if old["seed"] == args.seed:
+            results = old
+    parts = (
+        ("worlds", args.worlds, lambda i: compare(random_world(i, args.seed), NAMES, args.seed + 1)),
+        ("hopeless", args.hopeless, lambda i: compare(hopeless_world(i, args.seed), ("off", "goodput"), args.seed + 1)),
+        ("collapse", args.collapse, lambda i: collapse(i, args.seed)),
+    )
+    for part, count, run in parts:
+        for index in range(len(results[part]), count):
+            results[part].append(run(index))
+            results["provenance"] = provenance.collect()
+            results["summary"] = summary(results) if results["worlds"] else {}
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            print(part, index, json.dumps(results[part][-1].get("seconds", results[part][-1])), flush=True)
+    plot(results, args.out / "regret.png")
+    print(json.dumps(results["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

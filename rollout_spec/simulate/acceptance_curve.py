@@ -1,0 +1,66 @@
+"""The truth about acceptance in a simulated rollout: a curve over positions, spread over requests, drifting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceCurve:
+    """P(first j drafts accepted) of a sequence is `survival[j-1] ** power`; a power above 1 is worse.
+
+    The power of one sequence at one step is its own (log-normal over requests) times that of the moment: `by_round`
+    as the policy moves away from its drafter, `by_step` within a rollout. Both are the same for all replicas.
+    """
+
+    survival: tuple[float, ...]
+    """P(first j drafts accepted), j = 1 .. k_max, falling."""
+    request_sigma: float = 0.0
+    """Deviation of the logarithm of a request's power."""
+    by_round: tuple[float, ...] = (1.0,)
+    """Power in rollout 0, 1, ...; the last holds on."""
+    by_step: tuple[float, ...] = field(default=(1.0,))
+    """Power at the steps of a rollout, each entry for `step_block` steps; the last holds on."""
+    step_block: int = 32
+
+    @classmethod
+    def geometric(cls, rate: float, k_max: int, decay: float = 1.0, **more: object) -> AcceptanceCurve:
+        """Each draft is accepted with `rate` after those before it, times `decay` a position further on."""
+        rates = rate * decay ** np.arange(k_max)
+        return cls(survival=tuple(np.cumprod(rates).tolist()), **more)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_positions(cls, survival: Sequence[float], k_max: int, **more: object) -> AcceptanceCurve:
+        """From measured P(first j accepted); positions beyond go on with the last conditional rate."""
+        values = list(survival[:k_max])
+        last = values[-1] / values[-2] if len(values) > 1 and values[-2] > 0 else values[-1]
+        while len(values) < k_max:
+            values.append(values[-1] * last)
+        return cls(survival=tuple(values), **more)  # type: ignore[arg-type]
+
+    def power(self, round_: int, step: int | NDArray[np.int64]) -> Floats:
+        """The moment's power, of the shape of `step`."""
+        blocks = np.minimum(np.asarray(step) // self.step_block, len(self.by_step) - 1)
+        return np.asarray(self.by_step)[blocks] * self.by_round[min(round_, len(self.by_round) - 1)]
+
+    def request_powers(self, count: int, rng: np.random.Generator) -> Floats:
+        """One for each request, with mean logarithm 0."""
+        return np.exp(self.request_sigma * rng.standard_normal(count))
+
+    def accepted(self, uniform: Floats, power: Floats) -> NDArray[np.int64]:
+        """Drafts in a row that would be accepted, given one uniform number a sequence; any shape."""
+        # u < s_j ** p  <=>  u ** (1/p) < s_j, and s falls: count the positions above.
+        falling = np.asarray(self.survival)
+        return np.searchsorted(-falling, -(uniform ** (1.0 / power)), side="left")
+
+    def mean_length(self, power: Floats, weight: Floats) -> Floats:
+        """AL(K), K = 0 .. k_max, of rows of sequences: [..., S] powers and 0/1 weights give [..., k_max + 1]."""
+        survive = np.asarray(self.survival) ** power[..., None]
+        mean = (survive * weight[..., None]).sum(-2) / np.maximum(weight.sum(-1), 1.0)[..., None]
+        return 1.0 + np.concatenate([np.zeros((*mean.shape[:-1], 1)), mean.cumsum(-1)], axis=-1)
