@@ -153,6 +153,67 @@ class BenchConfig(_Node):
         return check_table(rows)
 
 
+class SimulateConfig(_Node):
+    """A fleet in simulated time (`rollout-spec simulate`). Lengths come from `workload.name` and `workload.scale`."""
+
+    device: str = "H200"
+    """H100, H200 or B200: published figures in rollout_spec/simulate/hardware.json."""
+    model: str = "llama-3-70b"
+    """A model of that file."""
+    gpus_per_replica: int = Field(4, ge=1)
+    weight_bytes: float = Field(2.0, gt=0)
+    """2 for bf16, 1 for fp8."""
+    compute_efficiency: float | None = Field(None, gt=0, le=1)
+    """Share of the published peak that is reached; none: the default of rollout_spec/simulate/roofline.py."""
+    step_times: str | None = None
+    """JSON file with step times (a profile), in place of device and model."""
+    drafter_params_b: float = Field(0.0, ge=0)
+    """Parameters read for each draft token, in billions; 0: no draft model."""
+    drafter_pass_us: float = Field(50.0, ge=0)
+    """Microseconds of a draft token beside that, whatever the batch."""
+    k_max: int = Field(8, ge=1, le=K_MAX_LIMIT)
+    acceptance: list[float] = Field(default_factory=lambda: [0.7, 0.49, 0.34, 0.24, 0.17], min_length=1)
+    """P(first j drafts accepted), j = 1 ..; beyond the last it falls at the same rate."""
+    request_sigma: float = Field(0.3, ge=0)
+    """Spread of acceptance between requests (logarithm of the power)."""
+    drift: float = Field(0.1, ge=0)
+    """By how much the acceptance power grows (logarithm) with each rollout since the drafter was refreshed."""
+    refresh_every: int = Field(0, ge=0)
+    """Rollouts between refreshes of the drafter; 0: none."""
+    refresh_seconds: float = Field(0.0, ge=0)
+    rollouts: int = Field(1, ge=1)
+    trainer_seconds: float = Field(0.0, ge=0)
+    replicas: int = Field(64, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
+    queue: Literal["static", "shared"] = "static"
+    sequences: int = Field(1024, ge=1)
+    """Responses of one rollout, over all replicas."""
+    prompt_tokens: int = Field(500, ge=0)
+    noise: float = Field(0.03, ge=0)
+    """Scatter of step times (deviation of the logarithm)."""
+    prior: bool = True
+    """Tell the policies that learn the true step times at start, as a profile would."""
+    policies: list[str] = Field(
+        default_factory=lambda: ["off", "fixed:3", "threshold:3", "table", "bandit", "goodput", "oracle"], min_length=1
+    )
+    """POLICY[:K]; oracle knows the truth."""
+    better_rates: list[float] = Field(default_factory=list)
+    """What a better drafter buys: off and goodput again with each of these chances that one draft is accepted."""
+    seed: int = Field(0, ge=0)
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _policies(cls, names: Any) -> Any:
+        return [_off(name) for name in names] if isinstance(names, list) else names
+
+    @field_validator("acceptance")
+    @classmethod
+    def _falls(cls, values: list[float]) -> list[float]:
+        if any(not 0 <= value <= 1 for value in values) or sorted(values, reverse=True) != values:
+            raise ValueError("must be probabilities that fall with the position, for example [0.7, 0.5, 0.35]")
+        return values
+
+
 class Config(_Node):
     model: str = "smollm2-135m"
     engine: EngineConfig = EngineConfig()
@@ -161,6 +222,7 @@ class Config(_Node):
     sampling: SamplingConfig = SamplingConfig()
     workload: WorkloadConfig = WorkloadConfig()
     bench: BenchConfig = BenchConfig()
+    simulate: SimulateConfig = SimulateConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -10,7 +10,7 @@ bench() { # NAME ARMS OPTION...
   .venv/bin/rollout-spec bench --config configs/bench/cpu.yaml --out "experiments/heavy_tail/$name" --arms "$arms" "$@"
 }
 
-all="off,fixed:0,fixed:1,fixed:3,fixed:5,fixed:8,threshold:8:3,table,goodput"
+all="off,fixed:0,fixed:1,fixed:3,fixed:5,threshold:8:3,table,goodput"
 fewer="off,fixed:0,fixed:1,fixed:3,fixed:5,table,goodput"
 # One sample a prompt at temperature 0, where siblings would be equal; groups of four at temperature 1, as in GRPO.
 bench ngram_t0 "$all" --temperature 0 --drafter ngram

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from rollout_spec.config import PolicyConfig
+from rollout_spec.config import ConfigError, PolicyConfig
 from rollout_spec.control.policy import Policy
-from rollout_spec.control.registry import make_policy
+from rollout_spec.control.registry import POLICIES, make_policy
 from rollout_spec.control.step_times import StepTimes
 from rollout_spec.simulate.fleet import Fleet, Oracle
 
@@ -23,6 +23,10 @@ def make(name: str, fleet: Fleet, prior: StepTimes | None, ridge: float | None =
     if name == "oracle":
         return Oracle()
     kind, _, argument = name.partition(":")
+    if kind not in POLICIES or not (argument or "3").isdigit():
+        raise ConfigError(
+            f"simulate.policies: {name!r} is not one of oracle, {', '.join(POLICIES)}, with :K if you like"
+        )
     k_max = fleet.k_max
     k = min(int(argument or 3), k_max)
     threshold = max(1, round((ridge or 64.0) / (k + 1)))

@@ -21,8 +21,12 @@ def cycling(model: Path, method: str) -> dict[str, Any]:
         policy = Cycle()
         scheduler_of(worker)._loop.policy = policy
         rollouts = worker.generate(PROMPTS, n=3, output_tokens=[[40, 60, 25]] * 3)
-        greedy = [r.token_ids for r in worker.generate(PROMPTS, sampling=worker.config.sampling.model_copy(
-            update={"temperature": 0.0, "max_tokens": 48}))]
+        greedy = [
+            r.token_ids
+            for r in worker.generate(
+                PROMPTS, sampling=worker.config.sampling.model_copy(update={"temperature": 0.0, "max_tokens": 48})
+            )
+        ]
         failed = scheduler_of(worker)._loop._failed
         metrics = worker.metrics()
     return {

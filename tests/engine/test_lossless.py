@@ -25,8 +25,13 @@ def greedy_tokens(model: Path, arm: str) -> tuple[list[list[int]], int]:
     options: dict[str, Any] = {"engine__max_model_len": 256}
     arguments = None
     if arm != "dynamic":
-        config = parse_config({"model": str(model), "engine": {"dtype": "float32", "max_model_len": 256,
-                               "max_num_seqs": 32, "kv_cache_gib": 0.5}, "drafter": {"k_max": 3}})
+        config = parse_config(
+            {
+                "model": str(model),
+                "engine": {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 32, "kv_cache_gib": 0.5},
+                "drafter": {"k_max": 3},
+            }
+        )
         arguments = engine_arguments(config, drafter=config.drafter if arm == "fixed" else None, policy=None)
     with engine(model, arguments, **options) as worker:
         if arm == "dynamic":
@@ -55,8 +60,16 @@ def samples(model: Path, method: str | None, bias: float = 0.0) -> tuple[list[li
     options = {"engine__max_num_seqs": 256, "drafter__prompt_lookup_min": 1, "drafter__method": method or "ngram"}
     arguments = None
     if method is None:
-        tree = {"model": str(model), "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 256,
-                "kv_cache_gib": 0.5, "extra": {"skip_tokenizer_init": True}}}
+        tree = {
+            "model": str(model),
+            "engine": {
+                "dtype": "float32",
+                "max_model_len": 512,
+                "max_num_seqs": 256,
+                "kv_cache_gib": 0.5,
+                "extra": {"skip_tokenizer_init": True},
+            },
+        }
         arguments = engine_arguments(parse_config(tree), drafter=None, policy=None)
     with engine(model, arguments, **options) as worker:
         if method is not None:

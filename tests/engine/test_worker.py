@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fresh import engine, run_fresh, scheduler_of
 
-from rollout_spec.config import ConfigError, SamplingConfig
+from rollout_spec.config import ConfigError
 
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10] * 8, [3, 4, 5, 6, 7] * 4, [20] * 12]
 LENGTHS = [[4, 30], [25, 3], [10, 12], [1, 2]]
