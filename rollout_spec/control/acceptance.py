@@ -30,6 +30,8 @@ LONG_RUN = 20_000.0
 # What the evidence is worth at most, in sequence-steps, after new weights (6 % error of a rate), after a new
 # draft head (17 %), and after a jump.
 KEEP_POLICY = 60.0
+# ... and after a refill: the long tail that was last looked at is easier to draft than a response's beginning.
+KEEP_REFILL = 16.0
 KEEP_DRAFT = 8.0
 KEEP_JUMP = 8.0
 # Page's test: drift and threshold in deviations. A false alarm comes about every 10^4 steps, a collapse at batch
@@ -102,6 +104,10 @@ class Acceptance:
         """A new draft head: what the old one achieved is hardly a hint."""
         self._new_version(KEEP_DRAFT)
 
+    def refilled(self) -> None:
+        """Other requests: recent evidence is a hint, the long run stays."""
+        self._fade(KEEP_REFILL)
+
     def length(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of AL(K), each [k_max + 1], for K = 0 .. k_max (tokens a step)."""
         self._update()
@@ -136,16 +142,20 @@ class Acceptance:
         self._limit(keep)
 
     def _limit(self, most: float) -> None:
-        """Keep no more than `most` sequence-steps of evidence, at any position."""
+        """Keep no more than `most` sequence-steps of evidence, recent or of the long run, at any position."""
+        for long in self._long:
+            keep = min(1.0, most / max(long[1], 1e-9))
+            long[0] *= keep
+            long[1] *= keep
+        self._fade(most)
+
+    def _fade(self, most: float) -> None:
+        """Keep no more than `most` sequence-steps of recent evidence, at any position."""
         for j in range(self.k_max):
             for counts, total in ((self._drafted, self._asked), (self._accepted, self._reached)):
                 keep = min(1.0, most / max(total[j] * self._scale, 1e-9))
                 counts[j] *= keep
                 total[j] *= keep
-            long = self._long[j]
-            keep = min(1.0, most / max(long[1], 1e-9))
-            long[0] *= keep
-            long[1] *= keep
         self._up = self._down = 0.0
         self._fresh = False
 

@@ -26,6 +26,10 @@ HYSTERESIS_RANGE = (0.003, 0.03)
 KEEP_STEPS = 4
 # Trials are thought about at every so many choices, and at the first ones: it costs several times a choice.
 TRIAL_EVERY = 4
+# A trial ends early when the batch moved by more than one part in this many: what was to be learned is gone.
+TRIAL_MOVE = 4
+# More than this many times as many sequences, and as many on top: a new rollout began.
+REFILL = 2
 # Slow start: where no longer draft than K was measured at about this batch, none longer than this times K, plus 1,
 # is tried: one step of a long draft in a full batch can cost ten.
 SLOW_START = 2
@@ -54,12 +58,14 @@ class Goodput:
         self._expected_gain = 1.0
 
     def decide(self, view: StepView) -> Decision:
-        if self._trial and not self.cost.news:
+        moved = abs(view.decode - self._decode)
+        if self._trial and not self.cost.news and moved * TRIAL_MOVE <= self._decode:
             return self._trial.pop()
         if not view.decode or not self.cost.known:
             return self._current
+        if self._decode and view.decode >= REFILL * self._decode + REFILL:
+            self.acceptance.refilled()
         self._age += 1
-        moved = abs(view.decode - self._decode)
         if self._age <= KEEP_STEPS and moved * 32 <= self._decode and not self.cost.news:
             return self._current
         self._decode, self._age, self.cost.news = view.decode, 0, False
