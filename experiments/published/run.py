@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.simulate.step_model import Analytic, Work, steady
 
 HERE = Path(__file__).parent
-PUBLISHED = json.loads(files("rollout_spec.workload").joinpath("published.json").read_text("utf-8"))
+PUBLISHED = json.loads((HERE / "published.json").read_text("utf-8"))
 
 
 def lengths(survival: list[float], k_max: int) -> np.ndarray:
