@@ -31,7 +31,7 @@ class Guard:
 
     def observe(self, row: int, k: int, k_next: int, seconds: float, tokens: float, reference: float) -> None:
         """A step at batch bucket `row`: `tokens` a sequence, and the `reference` seconds of K=0 at its batch."""
-        base = tokens * reference
+        base = tokens * reference if k or k_next else seconds
         self._base += base - self._base / MEMORY
         self._spent += seconds - self._spent / MEMORY
         block = self._block

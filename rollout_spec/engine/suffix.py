@@ -1,7 +1,7 @@
 """Suffix decoding (arXiv 2411.04975) that takes K each step and remembers earlier responses.
 
 The trees are Arctic Inference's C++ ones. vLLM's own proposer asserts a constant K and keeps one global tree of
-responses; here K is an argument, K=0 does no work, and the history is kept per prompt: siblings in a group and
+responses; here K is an argument, K=0 only notes tokens, and the history is kept per prompt: siblings in a group and
 later epochs of the same prompt draft from each other, and prompts don't dilute one another's statistics.
 Memory is bounded in tokens; whole prompts are dropped, the least recently used first.
 """
@@ -25,63 +25,79 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
+class _Responses:
+    """Responses to one prompt: a tree, and what waits to be put into it."""
+
+    __slots__ = ("later", "size", "tree")
+
+    def __init__(self, tree: SuffixTree) -> None:
+        self.tree = tree
+        self.size = 0  # tokens, waiting ones included
+        self.later: list[tuple[int, NDArray[np.int32]]] = []
+
+
 class History:
     """Responses by prompt, as one suffix tree a prompt. Tokens are int32; sizes count tokens."""
 
     def __init__(self, depth: int, max_tokens: int) -> None:
         self._depth = depth
         self._max_tokens = max_tokens
-        self._trees: OrderedDict[bytes, tuple[SuffixTree, int]] = OrderedDict()
+        self._prompts: OrderedDict[bytes, _Responses] = OrderedDict()
         self._next_sequence = 0
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._trees)
+        return len(self._prompts)
 
     def tree(self, prompt: bytes) -> SuffixTree | None:
-        entry = self._trees.get(prompt)
-        if entry is None:
+        """All responses to the prompt, None if there are none. Puts in what waits: only drafting pays for trees."""
+        responses = self._prompts.get(prompt)
+        if responses is None:
             return None
-        self._trees.move_to_end(prompt)
-        return entry[0]
+        for sequence, tokens in responses.later:
+            responses.tree.extend_ndarray(sequence, tokens)
+        responses.later.clear()
+        self._prompts.move_to_end(prompt)
+        return responses.tree
 
     def open(self, prompt: bytes) -> int:
         """A sequence number under which a response to `prompt` is added."""
         from arctic_inference.suffix_decoding._C import SuffixTree
 
-        if self._max_tokens and prompt not in self._trees:
-            self._trees[prompt] = (SuffixTree(self._depth), 0)
+        if self._max_tokens and prompt not in self._prompts:
+            self._prompts[prompt] = _Responses(SuffixTree(self._depth))
         self._next_sequence = (self._next_sequence + 1) & 0x7FFFFFFF  # the tree's sequence ids are int32
         return self._next_sequence
 
     def extend(self, prompt: bytes, sequence: int, tokens: NDArray[np.int32]) -> None:
-        entry = self._trees.get(prompt)
-        if entry is None:  # evicted while the response grew
+        """The next tokens of a response. They go into the tree when it is next asked for."""
+        responses = self._prompts.get(prompt)
+        if responses is None:  # evicted while the response grew
             return
-        tree, count = entry
-        tree.extend_ndarray(sequence, tokens)
-        self._trees[prompt] = (tree, count + len(tokens))
-        self._trees.move_to_end(prompt)
+        responses.later.append((sequence, tokens))
+        responses.size += len(tokens)
+        self._prompts.move_to_end(prompt)
         self.tokens += len(tokens)
         while self.tokens > self._max_tokens:
-            _, (_, dropped) = self._trees.popitem(last=False)
-            self.tokens -= dropped
+            _, dropped = self._prompts.popitem(last=False)
+            self.tokens -= dropped.size
 
     def clear(self) -> None:
-        self._trees.clear()
+        self._prompts.clear()
         self.tokens = 0
 
 
 class _Live:
-    """A running request: its own tree of prompt and response, and how much of it is in there."""
+    """A running request: its own tree of prompt and response, made when it first drafts."""
 
-    __slots__ = ("prompt", "sequence", "tree", "upto")
+    __slots__ = ("noted", "prompt", "sequence", "tree", "upto")
 
-    def __init__(self, prompt: bytes, sequence: int, tree: SuffixTree) -> None:
+    def __init__(self, prompt: bytes, sequence: int) -> None:
         self.prompt = prompt
         self.sequence = sequence
-        self.tree = tree
-        self.upto = 0
+        self.tree: SuffixTree | None = None
+        self.upto = 0  # tokens of prompt and response in the tree
+        self.noted: list[list[int]] = []  # response tokens after them, seen at K=0
 
 
 class SuffixProposer(SuffixDecodingProposer):
@@ -116,6 +132,9 @@ class SuffixProposer(SuffixDecodingProposer):
             return [[] for _ in sampled_token_ids]
         self._close_finished(input_batch)
         if num_speculative_tokens == 0:
+            for row, sampled in enumerate(sampled_token_ids):
+                if sampled:
+                    self._request(input_batch, row).noted.append(sampled)
             return [[] for _ in sampled_token_ids]
         return [
             self._draft(num_speculative_tokens, input_batch, row) if sampled else []
@@ -128,16 +147,18 @@ class SuffixProposer(SuffixDecodingProposer):
             self.history.clear()
             for live in self._live.values():
                 live.sequence = self.history.open(live.prompt)
+                live.noted.clear()
 
     def _draft(self, k: int, batch: InputBatch, row: int) -> list[int]:
         length = int(batch.num_tokens_no_spec[row])
         room = self.max_model_len - length - 1
         if room <= 0:
             return []
-        live = self._catch_up(batch, row, length)
+        live = self._request(batch, row)
+        own = self._catch_up(live, batch, row, length)
         context = batch.token_ids_cpu[row, max(0, length - self.config.max_tree_depth) : length]
         best = None
-        for tree in (live.tree, self.history.tree(live.prompt)):
+        for tree in (own, self.history.tree(live.prompt)):
             if tree is None:
                 continue
             draft = tree.speculate_ndarray(
@@ -147,29 +168,35 @@ class SuffixProposer(SuffixDecodingProposer):
                 best = draft
         return [] if best is None else list(best.token_ids)
 
-    def _catch_up(self, batch: InputBatch, row: int, length: int) -> _Live:
+    def _catch_up(self, live: _Live, batch: InputBatch, row: int, length: int) -> SuffixTree:
         """Add to the trees what was generated since the request last drafted (all of it, at its first draft)."""
-        request = batch.req_ids[row]
-        prompt_length = int(batch.num_prompt_tokens[row])
-        live = self._live.get(request)
-        if live is None:
-            live = self._live[request] = self._start(batch.token_ids_cpu[row, :prompt_length])
+        from arctic_inference.suffix_decoding._C import SuffixTree
+
+        if live.tree is None:
+            live.tree = SuffixTree(self.config.max_tree_depth)
         if live.upto < length:
             tokens = batch.token_ids_cpu[row, live.upto : length]
             live.tree.extend_ndarray(0, tokens)
-            response = tokens[max(0, prompt_length - live.upto) :]
+            response = tokens[max(0, int(batch.num_prompt_tokens[row]) - live.upto) :]
             if len(response):
-                self.history.extend(live.prompt, live.sequence, response)
+                self.history.extend(live.prompt, live.sequence, response.copy())
             live.upto = length
+            live.noted.clear()
+        return live.tree
+
+    def _request(self, batch: InputBatch, row: int) -> _Live:
+        request = batch.req_ids[row]
+        live = self._live.get(request)
+        if live is None:
+            prompt = batch.token_ids_cpu[row, : int(batch.num_prompt_tokens[row])]
+            key = hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
+            live = self._live[request] = _Live(key, self.history.open(key))
         return live
 
-    def _start(self, prompt: NDArray[np.int32]) -> _Live:
-        from arctic_inference.suffix_decoding._C import SuffixTree
-
-        key = hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
-        return _Live(key, self.history.open(key), SuffixTree(self.config.max_tree_depth))
-
     def _close_finished(self, batch: InputBatch) -> None:
-        gone = self._live.keys() - batch.req_id_to_index.keys()
-        for request in gone:
-            del self._live[request]
+        """What finished while K was 0 has not been put into the history yet."""
+        for request in self._live.keys() - batch.req_id_to_index.keys():
+            live = self._live.pop(request)
+            if live.noted:
+                response = np.array([token for tokens in live.noted for token in tokens], dtype=np.int32)
+                self.history.extend(live.prompt, live.sequence, response)

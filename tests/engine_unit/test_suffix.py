@@ -93,7 +93,7 @@ def test_k_zero_touches_no_tree(make: Any) -> None:
     proposer, batch = make(), Batch()
     batch.put("a", LOOP * 2)
     assert drafts(proposer, batch, 0) == {"a": []}
-    assert (len(proposer.history), proposer._live) == (0, {})
+    assert (proposer._live["a"].tree, proposer.history.tokens) == (None, 0)
     drafts(proposer, batch, 4)
     live = proposer._live["a"]
     before = (live.upto, live.tree.estimate_memory(), proposer.history.tokens)
@@ -101,7 +101,33 @@ def test_k_zero_touches_no_tree(make: Any) -> None:
     batch.put("b", LOOP)
     assert drafts(proposer, batch, 0) == {"a": [], "b": []}
     assert (live.upto, live.tree.estimate_memory(), proposer.history.tokens) == before
-    assert set(proposer._live) == {"a"}
+    assert proposer._live["b"].tree is None
+
+
+def test_what_finished_at_k_zero_is_drafted_from(make: Any) -> None:
+    """In a rollout most siblings finish while the batch is full and K is 0: the tail must have them as history."""
+    proposer, batch = make(), Batch()
+    short, long = [11, 12, 20, 21, 22, 23, 24], [13, 20, 21]
+    for count in range(1, len(short) + 1):
+        batch.put("short", short[:count])
+        batch.put("long", long[: min(count, 3)])
+        drafts(proposer, batch, 0)
+    del batch.rows["short"]
+    assert drafts(proposer, batch, 2)["long"] == [22, 23]
+    assert proposer.history.tokens == len(short) + len(long)
+
+
+def test_what_was_drafted_for_and_finished_at_k_zero_is_whole(make: Any) -> None:
+    proposer, batch = make(), Batch()
+    batch.put("a", [11, 12])
+    drafts(proposer, batch, 2)
+    for token in (20, 21, 22):
+        batch.put("a", [*batch.rows["a"][1], token])
+        drafts(proposer, batch, 0)
+    del batch.rows["a"]
+    batch.put("b", [12, 20])
+    assert drafts(proposer, batch, 2)["b"] == [21, 22]
+    assert proposer.history.tokens == 5 + 2
 
 
 def test_tokens_generated_at_k_zero_are_caught_up(make: Any) -> None:

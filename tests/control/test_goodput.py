@@ -1,0 +1,151 @@
+"""The controller on simulated engines: near the oracle, never harmful, quick to notice, cheap to ask."""
+
+import ast
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollout_spec.control
+from rollout_spec.control.budget import Budget
+from rollout_spec.control.fixed import Fixed
+from rollout_spec.control.goodput import Goodput
+from rollout_spec.control.policy import StepResult, StepView
+from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
+from rollout_spec.simulate.fleet import Fleet, Oracle, simulate
+from rollout_spec.simulate.step_model import Analytic, steady
+from rollout_spec.simulate.worlds import collapsing_world, hopeless_world, random_world
+
+CONTROL = Path(rollout_spec.control.__file__).parent
+
+
+@pytest.mark.parametrize("index", [3, 4, 13])
+def test_total_time_is_near_the_oracles(index):
+    world = random_world(index)
+    best = simulate(world.fleet, Oracle(), 1).seconds
+    ours = simulate(world.fleet, lambda: Goodput(world.fleet.k_max, world.prior), 1).seconds
+    assert ours < 1.05 * best
+
+
+@pytest.mark.parametrize("index", [4, 10, 11])
+def test_costs_at_most_one_per_cent_where_no_draft_helps(index):
+    world = hopeless_world(index)
+    off = simulate(world.fleet, lambda: Fixed(0), 1).seconds
+    ours = simulate(world.fleet, lambda: Goodput(world.fleet.k_max, world.prior), 1).seconds
+    assert ours < 1.01 * off
+
+
+def test_stops_within_50_steps_when_acceptance_collapses():
+    world = collapsing_world(4, step=192)
+    chosen = []
+
+    class Watched(Goodput):
+        def decide(self, view):
+            decision = super().decide(view)
+            chosen.append(decision.k)
+            return decision
+
+    simulate(world.fleet, lambda: Watched(world.fleet.k_max, world.prior), 1)
+    assert max(chosen[150:192]) > 0
+    assert 0 in chosen[192:242]
+    assert np.mean([k > 0 for k in chosen[242:]]) < 0.1
+
+
+def test_finds_a_best_k_that_is_low_high_low_in_batch():
+    model = Analytic(
+        fixed=2e-3, weights=2e-3, token=2e-5, expert_weights=30e-3, experts=64, experts_a_token=2, draft_pass=2e-4
+    )
+    curve = AcceptanceCurve.geometric(0.6, 6)
+    batches = np.array([1.0, 24.0, 512.0])
+    gain = curve.mean_length(np.ones(1), np.ones(1)) / steady(model, batches, batches * 0, 6)
+    best = gain.argmax(axis=1)
+    assert best[0] < best[1] > best[2]
+    for batch, row in zip(batches.astype(int).tolist(), gain, strict=True):
+        # A batch that stays as it is: all responses of one length.
+        fleet = Fleet(model, curve, (np.full(batch, 1500),), batch, noise=0.02)
+        outcome = simulate(fleet, lambda: Goodput(6), 1)
+        late = outcome.steps.sum(axis=0)
+        mean_gain = float((late / late.sum() * row).sum() / row.max())
+        assert mean_gain > 0.96, batch
+
+
+def test_hiccup_in_the_reference_does_not_keep_speculation_on():
+    policy = Goodput(4)
+    feed(policy, steps=400, seconds=lambda k, t: (0.01 + 0.009 * k) * (6.0 if t % 97 == 3 else 1.0), rate=0.3)
+    assert policy.metrics()["effective_speedup"] > 0.95
+    assert feed(policy, steps=40, seconds=lambda k, t: 0.01 + 0.009 * k, rate=0.3).count(0) > 30
+
+
+def test_effective_speedup_is_that_of_the_engine():
+    policy = Goodput(4)
+    feed(policy, steps=1500, seconds=lambda k, t: 0.01 + 0.001 * k, rate=0.7)
+    speedup = policy.metrics()["effective_speedup"]
+    assert speedup == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 0.24) / 1.4, rel=0.08)
+
+
+def test_new_versions_widen_the_uncertainty_refreshes_more():
+    sd = {}
+    for event in ("nothing", "policy_updated", "draft_refreshed"):
+        policy = Goodput(4)
+        feed(policy, steps=300, seconds=lambda k, t: 0.01 + 0.001 * k, rate=0.7)
+        getattr(policy, event, lambda: None)()
+        sd[event] = policy.acceptance.length()[1][2]
+    assert sd["nothing"] < sd["policy_updated"] < sd["draft_refreshed"]
+
+
+def test_decision_is_cheap():
+    views = [StepView(decode=256 - i % 128) for i in range(2000)]
+    policy = Goodput(8)
+    spent = feed(policy, steps=2000, seconds=lambda k, t: 0.01 + 0.002 * k, rate=0.7, views=views, clock=True)
+    # 20 us is the promise; a shared machine is slow at times.
+    assert spent < 60e-6
+
+
+def test_decision_with_budgets_is_cheap():
+    names = tuple(f"request-{i}" for i in range(256))
+    views = [StepView(decode=256, requests=names)] * 400
+    spent = feed(Budget(8), steps=400, seconds=lambda k, t: 0.01 + 0.0005 * k, rate=0.7, views=views, clock=True)
+    assert spent < 600e-6
+
+
+def test_budgets_beat_the_same_k_for_all_on_a_mixed_workload():
+    class Half(AcceptanceCurve):
+        def request_powers(self, count, rng):
+            return np.where(rng.random(count) < 0.5, 0.3, 6.0)
+
+    model = Analytic(fixed=2e-3, weights=10e-3, token=10e-3 / 128, draft_pass=5e-5)
+    lengths = np.random.default_rng(0).integers(200, 500, 192)
+    fleet = Fleet(model, Half.geometric(0.7, 8), (lengths,), 64)
+    uniform = simulate(fleet, lambda: Goodput(8), 1).seconds
+    assert simulate(fleet, lambda: Budget(8), 1).seconds < 0.98 * uniform
+
+
+def test_room_is_pure_and_its_modules_short():
+    for path in CONTROL.glob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path.name
+        for node in ast.walk(ast.parse(text)):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"vllm", "torch", "ray"}, path.name
+
+
+def feed(policy, steps, seconds, rate, views=None, clock=False, decode=32):
+    """An engine of one batch: accepts each draft with `rate`; the K chosen, or the mean time of a decision."""
+    k_max, k, chosen, spent = policy.k_max, 0, [], 0.0
+    survival = rate ** np.arange(1, k_max + 1)
+    for t in range(steps):
+        view = views[t] if views else StepView(decode=decode)
+        started = time.perf_counter()
+        decision = policy.decide(view)
+        spent += time.perf_counter() - started
+        on = np.arange(k_max) < k
+        drafted = np.where(on, view.decode, 0)
+        accepted = np.where(on, np.rint(view.decode * survival), 0).astype(int)
+        policy.observe(
+            StepResult(seconds(k, t), view.decode, 0, k, decision.k, drafted, accepted, view.decode if k else 0)
+        )
+        k = decision.k
+        chosen.append(k)
+    return spent / steps if clock else chosen
