@@ -38,7 +38,7 @@ class Aimd:
                 if drafted:
                     self._update(request, accepted)
         elif result.speculated:
-            self._update("", round(float(result.accepted.sum()) / result.speculated))
+            self._update("", round(sum(result.accepted) / result.speculated))
 
     def metrics(self) -> dict[str, float]:
         return {"mean_k": sum(self._k.values()) / len(self._k) if self._k else float(self._first)}

@@ -42,7 +42,7 @@ class Bandit:
         k = self.arms[self._arm]
         if result.prefill_tokens or not result.decode or result.k != k or result.k_next != k:
             return
-        self._tokens += 1.0 + float(result.accepted.sum()) / result.decode
+        self._tokens += 1.0 + sum(result.accepted) / result.decode
         self._seconds += result.seconds
 
     def metrics(self) -> dict[str, float]:

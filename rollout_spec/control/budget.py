@@ -11,7 +11,7 @@ far as known, or else by how slowly it goes (proportional fairness), or fast req
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Budget(Goodput):
         if result.requests:
             self.rates.observe(result.requests)
 
-    def _count(self, result: StepResult, drafted: list[int], accepted: list[int]) -> None:
+    def _count(self, result: StepResult, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Where budgets were uneven, a position was asked of, and can be reached by, those alone that had it."""
         if not self._limits:
             super()._count(result, drafted, accepted)

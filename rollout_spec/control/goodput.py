@@ -10,6 +10,8 @@ that may be better is tried when that is worth its price, and speculation that m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollout_spec.control.acceptance import Acceptance
 from rollout_spec.control.cells import ROWS, bucket
 from rollout_spec.control.cost import StepTime
@@ -23,7 +25,10 @@ from rollout_spec.control.trials import Trials
 HYSTERESIS_NOISE = 0.2
 HYSTERESIS_RANGE = (0.003, 0.03)
 # With little changed in the batch a decision stands for this many steps: choosing costs more than keeping.
-KEEP_STEPS = 4
+KEEP_STEPS, KEEP_STEPS_WIDE = 4, 16
+# From this batch on like steps are learned from together, so many at once, and decisions stand for longer: steps
+# are long there and tell much, and both cost as much as for one step.
+HOLD_BATCH, HOLD_STEPS = 48, 8
 # Trials are thought about at every so many choices, and at the first ones: it costs several times a choice.
 TRIAL_EVERY = 4
 # A trial ends early when the batch moved by more than one part in this many: what was to be learned is gone.
@@ -54,6 +59,7 @@ class Goodput:
         self._age = 0
         self._choices = 0
         self._trial: list[Decision] = []
+        self._held: list[StepResult] = []
         self._reference = 0.0
         self._expected_gain = 1.0
 
@@ -66,27 +72,74 @@ class Goodput:
         if self._decode and view.decode >= REFILL * self._decode + REFILL:
             self.acceptance.refilled()
         self._age += 1
-        if self._age <= KEEP_STEPS and moved * 32 <= self._decode and not self.cost.news:
+        keep = KEEP_STEPS if view.decode < HOLD_BATCH else KEEP_STEPS_WIDE
+        if self._age <= keep and moved * 32 <= self._decode and not self.cost.news:
             return self._current
+        self._release()
         self._decode, self._age, self.cost.news = view.decode, 0, False
         self._trial.clear()
         return self._choose(view)
 
     def observe(self, result: StepResult) -> None:
-        drafted, accepted = result.drafted.tolist(), result.accepted.tolist()
-        self._count(result, drafted, accepted)
-        self.cost.observe(result, sum(drafted))
+        # Only what repeats can wait: a trial's steps must be learned from before the next one is made.
+        if result.decode >= HOLD_BATCH and result.k == result.k_next == self._current.k and not self._trial:
+            self._hold(result)
+        else:
+            self._release()
+            self._learn(result, 1)
+
+    def _hold(self, result: StepResult) -> None:
+        """Gather like steps and learn from them at once."""
+        held = self._held
+        if held and (
+            result.k != held[0].k
+            or result.k_next != held[0].k_next
+            or result.decode != held[0].decode
+            or result.prefill_tokens
+            or result.requests is not None
+        ):
+            self._release()
+        held.append(result)
+        if len(held) >= HOLD_STEPS or result.prefill_tokens or result.requests is not None:
+            self._release()
+
+    def _release(self) -> None:
+        held = self._held
+        if not held:
+            return
+        first, count = held[0], len(held)
+        if count > 1:
+            first = StepResult(
+                seconds=sum(one.seconds for one in held) / count,
+                decode=first.decode,
+                prefill_tokens=first.prefill_tokens,
+                k=first.k,
+                k_next=first.k_next,
+                drafted=[sum(at) for at in zip(*(one.drafted for one in held), strict=True)],
+                accepted=[sum(at) for at in zip(*(one.accepted for one in held), strict=True)],
+                speculated=first.speculated * count,
+                context_tokens=first.context_tokens,
+                requests=first.requests,
+            )
+        held.clear()
+        self._learn(first, count)
+
+    def _learn(self, result: StepResult, count: int) -> None:
+        """From `count` like steps: `seconds` is their mean, drafts and acceptances are their sums."""
+        self._count(result, result.drafted, result.accepted)
+        self.cost.observe(result, round(sum(result.drafted) / count))
         if not result.decode or result.prefill_tokens:
             return
         gained, row = 0.0, bucket(result.decode)
         if self._reference:
-            tokens = 1.0 + sum(accepted) / result.decode
+            tokens = 1.0 + sum(result.accepted) / (result.decode * count)
             self.guard.observe(row, result.k, result.k_next, result.seconds, tokens, self._reference)
             if result.k or result.k_next:
                 gained = tokens * self._reference - result.seconds
-        self.trials.observe(result.seconds, result.k, gained)
+        for _ in range(count):
+            self.trials.observe(result.seconds, result.k, gained)
 
-    def _count(self, result: StepResult, drafted: list[int], accepted: list[int]) -> None:
+    def _count(self, result: StepResult, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         self.acceptance.observe(result.k, result.speculated, drafted, accepted)
 
     def policy_updated(self) -> None:

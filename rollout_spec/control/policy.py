@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 @dataclass(frozen=True, slots=True)
 class StepView:
@@ -43,9 +40,9 @@ class StepResult:
     """K that was asked for when the drafts verified in this step were made."""
     k_next: int
     """K of the drafts made in this step."""
-    drafted: NDArray[np.int64]
+    drafted: Sequence[int]
     """[k_max]: sequences that had a draft token at each position."""
-    accepted: NDArray[np.int64]
+    accepted: Sequence[int]
     """[k_max]: sequences whose draft token at each position was accepted."""
     speculated: int
     """Sequences that could have had drafts: those that were decoding when K was asked."""
@@ -56,7 +53,7 @@ class StepResult:
 
     @property
     def draft_tokens(self) -> int:
-        return int(self.drafted.sum())
+        return sum(self.drafted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rollout_spec.config import PolicyConfig
 from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
 from rollout_spec.control.registry import make_policy
@@ -35,7 +33,7 @@ class ControlLoop:
     def __init__(self, policy: Policy, k_max: int, status_file: str | None = None, static_k: int | None = None) -> None:
         self.policy = policy
         self.k_max = k_max
-        self.zeros = np.zeros(k_max, dtype=np.int64)
+        self.zeros = (0,) * k_max
         self.must_check_sampling = not sampler_check.kernel_is_right()
         self._static = None if static_k is None else Decision(static_k, "data parallel")
         self._status = None if status_file is None else Path(status_file)
@@ -44,8 +42,8 @@ class ControlLoop:
         self._written = 0.0
         self._steps = [[0] * (k_max + 1) for _ in range(len(BUCKETS) + 1)]
         self._seconds = [0.0] * (len(BUCKETS) + 1)
-        self._drafted = np.zeros(k_max, dtype=np.int64)
-        self._accepted = np.zeros(k_max, dtype=np.int64)
+        self._drafted = [0] * k_max
+        self._accepted = [0] * k_max
         self._speculated = 0
 
     @classmethod
@@ -82,8 +80,9 @@ class ControlLoop:
             self._steps[bucket][result.k] += 1
             self._seconds[bucket] += result.seconds
         if result.speculated:
-            self._drafted += result.drafted
-            self._accepted += result.accepted
+            for position in range(result.k):
+                self._drafted[position] += result.drafted[position]
+                self._accepted[position] += result.accepted[position]
             self._speculated += result.speculated
         if not self._failed:
             try:
@@ -116,8 +115,8 @@ class ControlLoop:
             "buckets": list(BUCKETS),
             "steps_by_bucket_and_k": self._steps,
             "seconds_by_bucket": self._seconds,
-            "drafted_per_position": self._drafted.tolist(),
-            "accepted_per_position": self._accepted.tolist(),
+            "drafted_per_position": self._drafted,
+            "accepted_per_position": self._accepted,
             "speculated_sequence_steps": self._speculated,
             "policy": self._policy_metrics(),
         }

@@ -14,7 +14,6 @@ from collections import deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -145,8 +144,8 @@ class _DynamicK(Scheduler):
                 prefill_tokens=step.prefill_tokens,
                 k=step.k,
                 k_next=step.k_next,
-                drafted=np.array(counts.drafted) if counts else self._loop.zeros,
-                accepted=np.array(counts.accepted) if counts else self._loop.zeros,
+                drafted=counts.drafted if counts else self._loop.zeros,
+                accepted=counts.accepted if counts else self._loop.zeros,
                 speculated=step.decode if step.k else 0,
             )
         )

@@ -138,7 +138,7 @@ class _Rollout:
         for queue in self.queues:
             queue.reverse()
         self.waiting = len(order)
-        self.zeros = np.zeros(fleet.k_max, dtype=np.int64)
+        self.zeros = (0,) * fleet.k_max
         self.finished = 0.0
 
     def run(self) -> float:
@@ -305,8 +305,8 @@ class _Rollout:
         for row, (replica, time, b, p, had, made, c) in enumerate(rows):
             drafted, hits, requests = self.zeros, self.zeros, None
             if had and b:
-                hits = at_least(accepted[row][decodes[row]], k_max)
-                drafted = at_least(drafts[row][decodes[row]], k_max)
+                hits = at_least(accepted[row][decodes[row]], k_max).tolist()
+                drafted = at_least(drafts[row][decodes[row]], k_max).tolist()
                 if self.wants_requests:
                     on = decodes[row] & (drafts[row] > 0)
                     idents = map(str, self.ident[take][row][on].tolist())

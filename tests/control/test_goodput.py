@@ -141,8 +141,8 @@ def feed(policy, steps, seconds, rate, views=None, clock=False, decode=32):
         decision = policy.decide(view)
         spent += time.perf_counter() - started
         on = np.arange(k_max) < k
-        drafted = np.where(on, view.decode, 0)
-        accepted = np.where(on, np.rint(view.decode * survival), 0).astype(int)
+        drafted = np.where(on, view.decode, 0).tolist()
+        accepted = np.where(on, np.rint(view.decode * survival), 0).astype(int).tolist()
         policy.observe(
             StepResult(seconds(k, t), view.decode, 0, k, decision.k, drafted, accepted, view.decode if k else 0)
         )

@@ -1,6 +1,5 @@
 """The other policies, and what they are built of."""
 
-import numpy as np
 import pytest
 
 from rollout_spec.config import ConfigError
@@ -77,5 +76,5 @@ def test_longest_expected_come_first():
 
 
 def result(requests):
-    zeros = np.zeros(4, dtype=np.int64)
+    zeros = [0] * 4
     return StepResult(0.01, len(requests), 0, 2, 2, zeros, zeros, len(requests), 0, requests)

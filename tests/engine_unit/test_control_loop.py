@@ -32,8 +32,8 @@ class Policy:
 
 
 def result(decode: int, k: int = 2, seconds: float = 0.5, hits: int = 0) -> StepResult:
-    drafted = np.array([decode if k > j else 0 for j in range(3)])
-    accepted = np.array([decode if hits > j else 0 for j in range(3)])
+    drafted = [decode if k > j else 0 for j in range(3)]
+    accepted = [decode if hits > j else 0 for j in range(3)]
     return StepResult(
         seconds=seconds,
         decode=decode,
