@@ -25,6 +25,15 @@ class Cells:
         self.ratio[row][k] += (ratio - self.ratio[row][k]) * count / (seen + count)
         self.seen[row][k] = seen + count
 
+    def common(self, row: int) -> float:
+        """The ratio that the measured K of a bucket share, for those that were not measured; 1 without evidence."""
+        seen = self.seen[row]
+        total = sum(seen)
+        if not total:
+            return 1.0
+        mean = sum(count * ratio for count, ratio in zip(seen, self.ratio[row], strict=True)) / total
+        return 1.0 + (mean - 1.0) * total / (total + WEIGHT)
+
     def measured(self, row: int, k: int) -> bool:
         """A step of this K was measured at about this batch: in this bucket or one beside it."""
         return any(seen[k] > 0 for seen in self.seen[max(row - 1, 0) : row + 2])

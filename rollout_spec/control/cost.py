@@ -129,6 +129,7 @@ class StepTime:
             self._start_from_prior(decode, context)
         row = bucket(decode)
         seen, ratio = self.cells.seen[row], self.cells.ratio[row]
+        common = self.cells.common(row)
         prior = None if self._prior is None else self._prior_by_k(decode, context)
         w, curve, unit, per_token = self._weights, self._curve, self._unit, 1.0 / self._tokens
         base = w[_FLAT] + w[_CONTEXT] * context / self._context
@@ -145,7 +146,7 @@ class StepTime:
             if k:
                 fitted += verify + drafting * k
             trust = seen[k] / (seen[k] + WEIGHT)
-            out.append(max(fitted, first / PRIOR_MOST) * (1.0 + trust * (ratio[k] - 1.0)) * unit)
+            out.append(max(fitted, first / PRIOR_MOST) * (common + trust * (ratio[k] - common)) * unit)
         return out
 
     def deviation(self, decode: int, drafts: Sequence[float], context: int = 0, reference: int = 0) -> list[float]:

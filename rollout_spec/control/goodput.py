@@ -81,12 +81,18 @@ class Goodput:
         return self._choose(view)
 
     def observe(self, result: StepResult) -> None:
-        # Only what repeats can wait: a trial's steps must be learned from before the next one is made.
-        if result.decode >= HOLD_BATCH and result.k == result.k_next == self._current.k and not self._trial:
+        if result.decode >= HOLD_BATCH and self._settled(result):
             self._hold(result)
         else:
             self._release()
             self._learn(result, 1)
+
+    def _settled(self, result: StepResult) -> bool:
+        """Only what is known can wait: a trial or a new K must be learned from before the next step is made."""
+        k = result.k
+        if k != result.k_next or k != self._current.k or self._trial:
+            return False
+        return self.cost.cells.seen[bucket(result.decode)][k] >= HOLD_STEPS
 
     def _hold(self, result: StepResult) -> None:
         """Gather like steps and learn from them at once."""
