@@ -60,6 +60,11 @@ class ControlLoop:
             static_k = k_max
         return cls(policy, k_max, settings.get("status_file"), static_k)
 
+    @property
+    def wants_requests(self) -> bool:
+        """The policy decides by request: it must be told who is in the batch, and who had what accepted."""
+        return bool(getattr(self.policy, "wants_requests", False))
+
     def decide(self, view: StepView) -> Decision:
         if self._failed or view.sampling:
             decision = Decision(0, "controller failed" if self._failed else "unsafe sampler")

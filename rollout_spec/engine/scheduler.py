@@ -72,12 +72,14 @@ class _DynamicK(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         measured = bool(self._pending and scheduler_output.num_scheduled_tokens)
-        counts = None
+        counts = requests = None
+        if measured and self._loop is not None and self._loop.wants_requests:
+            requests = self._by_request(scheduler_output, model_runner_output)
         if measured and not self._vllm_counts:  # now, because vLLM cuts off what lies beyond a request's end
             counts = self._count(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if measured:
-            self._after_step(scheduler_output, counts or _counts_of(outputs))
+            self._after_step(scheduler_output, counts or _counts_of(outputs), requests)
         if not self.requests and self._loop is not None:
             self._last_end = None
             self._loop.idle()
@@ -102,6 +104,9 @@ class _DynamicK(Scheduler):
                 waiting=len(self.waiting),
                 prefill_tokens=prefill_tokens,
                 sampling=self._loop.must_check_sampling and self._any_sampling(),
+                requests=tuple(rid for rid in scheduled if rid not in self._chunked)
+                if self._loop.wants_requests
+                else (),
             )
         )
         self._per_request = dict(decision.per_request) if decision.per_request else {}
@@ -127,7 +132,9 @@ class _DynamicK(Scheduler):
                 self._chunked.add(rid)
         return len(prefills), unfinished, tokens
 
-    def _after_step(self, output: SchedulerOutput, counts: _Counts | None) -> None:
+    def _after_step(
+        self, output: SchedulerOutput, counts: _Counts | None, requests: dict[str, tuple[int, int]] | None = None
+    ) -> None:
         assert self._loop is not None
         step = self._pending.popleft()
         while step.output is not output and self._pending:
@@ -147,6 +154,7 @@ class _DynamicK(Scheduler):
                 drafted=counts.drafted if counts else self._loop.zeros,
                 accepted=counts.accepted if counts else self._loop.zeros,
                 speculated=step.decode if step.k else 0,
+                requests=requests,
             )
         )
 
@@ -164,6 +172,16 @@ class _DynamicK(Scheduler):
                 lengths[len(drafts)] += 1
                 hits[tokens - 1] += 1
         return _Counts(_at_least(lengths), _at_least(hits))
+
+    def _by_request(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[str, tuple[int, int]]:
+        """Draft tokens and accepted ones of each request that had drafts verified."""
+        index, sampled = result.req_id_to_index, result.sampled_token_ids
+        counts = {}
+        for rid, drafts in output.scheduled_spec_decode_tokens.items():
+            tokens = len(sampled[index[rid]])
+            if tokens and rid in self.requests:
+                counts[rid] = (len(drafts), tokens - 1)
+        return counts
 
     def _any_sampling(self) -> bool:
         return any(r.sampling_params is not None and r.sampling_params.temperature > 0 for r in self.running)

@@ -93,3 +93,19 @@ def test_suffix_drafts_from_earlier_calls_until_told_to_forget(tiny_model: Path)
     assert out["tokens"][0] == out["tokens"][1] == out["tokens"][2]
     assert second > first
     assert forgotten == first
+
+
+def by_request(model: Path, name: str) -> dict[str, Any]:
+    with engine(model, policy__name=name) as worker:
+        worker.generate(PROMPTS, n=4, output_tokens=[[50, 60, 40, 30]] * 3)
+        sampling = worker.config.sampling.model_copy(update={"temperature": 0.0, "max_tokens": 48})
+        greedy = [r.token_ids for r in worker.generate(PROMPTS, sampling=sampling)]
+        return {"greedy": greedy, "metrics": worker.metrics()}
+
+
+@pytest.mark.parametrize("name", ["budget", "aimd"])
+def test_policies_that_decide_by_request_run(name: str, tiny_model: Path, reference: list[list[int]]) -> None:
+    out = run_fresh(by_request, tiny_model, name)
+    assert out["greedy"] == reference
+    assert out["metrics"]["rollout_spec/controller_failed"] == 0
+    assert out["metrics"]["vllm:spec_decode_num_draft_tokens"] > 0
