@@ -108,4 +108,5 @@ def test_policies_that_decide_by_request_run(name: str, tiny_model: Path, refere
     out = run_fresh(by_request, tiny_model, name)
     assert out["greedy"] == reference
     assert out["metrics"]["rollout_spec/controller_failed"] == 0
-    assert out["metrics"]["vllm:spec_decode_num_draft_tokens"] > 0
+    if name == "aimd":  # `budget` may find that no draft pays here, which is its business
+        assert out["metrics"]["vllm:spec_decode_num_draft_tokens"] > 0

@@ -17,7 +17,8 @@ LENGTHS = [[4, 30], [25, 3], [10, 12], [1, 2]]
 
 def scenario(model: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    with engine(model) as worker:
+    # A policy that always speculates: whether there are drafts must not depend on step times.
+    with engine(model, policy__name="fixed", policy__k=3) as worker:
         ordered = worker.generate(PROMPTS, n=2, output_tokens=LENGTHS)
         out["order"] = [(r.prompt_index, r.sample_index, len(r.token_ids)) for r in ordered]
         out["logprobs"] = [(r.logprobs is not None and len(r.logprobs), len(r.token_ids)) for r in ordered]
