@@ -1,7 +1,6 @@
 """The controller on simulated engines: near the oracle, never harmful, quick to notice, cheap to ask."""
 
 import ast
-import time
 from pathlib import Path
 
 import numpy as np
@@ -94,21 +93,6 @@ def test_new_versions_widen_the_uncertainty_refreshes_more():
     assert sd["nothing"] < sd["policy_updated"] < sd["draft_refreshed"]
 
 
-def test_decision_is_cheap():
-    views = [StepView(decode=256 - i % 128) for i in range(2000)]
-    policy = Goodput(8)
-    spent = feed(policy, steps=2000, seconds=lambda k, t: 0.01 + 0.002 * k, rate=0.7, views=views, clock=True)
-    # 20 us is the promise; a shared machine is slow at times.
-    assert spent < 60e-6
-
-
-def test_decision_with_budgets_is_cheap():
-    names = tuple(f"request-{i}" for i in range(256))
-    views = [StepView(decode=256, requests=names)] * 400
-    spent = feed(Budget(8), steps=400, seconds=lambda k, t: 0.01 + 0.0005 * k, rate=0.7, views=views, clock=True)
-    assert spent < 600e-6
-
-
 def test_budgets_beat_the_same_k_for_all_on_a_mixed_workload():
     class Half(AcceptanceCurve):
         def request_powers(self, count, rng):
@@ -131,15 +115,13 @@ def test_room_is_pure_and_its_modules_short():
             assert not {name.split(".")[0] for name in names} & {"vllm", "torch", "ray"}, path.name
 
 
-def feed(policy, steps, seconds, rate, views=None, clock=False, decode=32):
-    """An engine of one batch: accepts each draft with `rate`; the K chosen, or the mean time of a decision."""
-    k_max, k, chosen, spent = policy.k_max, 0, [], 0.0
+def feed(policy, steps, seconds, rate, views=None, decode=32):
+    """An engine of one batch: accepts each draft with `rate`; the K chosen."""
+    k_max, k, chosen = policy.k_max, 0, []
     survival = rate ** np.arange(1, k_max + 1)
     for t in range(steps):
         view = views[t] if views else StepView(decode=decode)
-        started = time.perf_counter()
         decision = policy.decide(view)
-        spent += time.perf_counter() - started
         on = np.arange(k_max) < k
         drafted = np.where(on, view.decode, 0).tolist()
         accepted = np.where(on, np.rint(view.decode * survival), 0).astype(int).tolist()
@@ -148,4 +130,4 @@ def feed(policy, steps, seconds, rate, views=None, clock=False, decode=32):
         )
         k = decision.k
         chosen.append(k)
-    return spent / steps if clock else chosen
+    return chosen
