@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -147,8 +148,6 @@ def _generate(worker: RolloutWorker, groups: Sequence[Group], connection: Connec
 
 
 def _measure(worker: RolloutWorker, log: StepLog, groups: Sequence[Group], repeat: int, connection: Connection) -> Run:
-    import time
-
     # Responses of another repeat are no history that a user of this prompt would have.
     worker.forget_drafts()
     log.take()

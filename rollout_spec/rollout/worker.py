@@ -12,7 +12,7 @@ import json
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -146,10 +146,11 @@ class RolloutWorker:
         if output_tokens is not None and [len(lengths) for lengths in output_tokens] != [n] * len(prompts):
             raise ConfigError(f"output_tokens: must hold n={n} lengths for each of the {len(prompts)} prompts")
         sampling = sampling or self.config.sampling
+        # All of them before the first is queued: a prompt that cannot be tokenised must not leave others running.
+        tokenised = [vllm_requests.prompt_token_ids(lambda: self.tokenizer, prompt) for prompt in prompts]
         ids = []
         with self._lock:
-            for index, prompt in enumerate(prompts):
-                token_ids = vllm_requests.prompt_token_ids(lambda: self.tokenizer, prompt)
+            for index, token_ids in enumerate(tokenised):
                 for sample in range(n):
                     length = output_tokens[index][sample] if output_tokens is not None else None
                     ids.append(self._submit(index, sample, token_ids, sampling, length))
@@ -244,7 +245,8 @@ class RolloutWorker:
         except vllm_requests.refusals() as error:  # the others must not suffer
             self._finished[request_id] = self._rollout(request, [], None, "error", str(error))
             return request_id
-        self._requests[request_id] = _Request(index, sample, token_ids, internal or request_id, self.policy_version)
+        # Older vLLM returns nothing here and keeps our id.
+        self._requests[request_id] = replace(request, internal_id=internal or request_id)
         return request_id
 
     def _finish(self, output: Any) -> None:
