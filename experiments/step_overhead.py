@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "step_overhead.json")
     args = parser.parse_args()
     import rollout_spec.engine.scheduler  # noqa: F401 - loads torch, so that the provenance names its GPUs
-    from rollout_spec.bench import provenance
+    from rollout_spec import provenance
 
     cases = []
     print(f"microseconds a step at {args.sequences} live sequences, {args.rounds} x {args.steps} steps")

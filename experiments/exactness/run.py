@@ -96,7 +96,7 @@ def gaps(prompts: Sequence[Sequence[int]], first: Sequence[Sequence[int]], secon
 
 
 def main() -> None:
-    from rollout_spec.bench.provenance import collect
+    from rollout_spec.provenance import collect
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     context = multiprocessing.get_context("spawn")

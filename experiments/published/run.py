@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from scipy.optimize import least_squares
 
-from rollout_spec.bench import provenance
+from rollout_spec import provenance
 from rollout_spec.simulate import roofline
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.simulate.step_model import Analytic, Work, steady

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from rollout_spec.bench import provenance
+from rollout_spec import provenance
 from rollout_spec.control.goodput import Goodput
 from rollout_spec.control.policy import Decision, StepView
 from rollout_spec.simulate.contenders import make

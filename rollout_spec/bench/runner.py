@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from rollout_spec.bench import provenance, table
+from rollout_spec import provenance
+from rollout_spec.bench import table
 from rollout_spec.bench.arms import ArmSpec, parse_arms
 from rollout_spec.bench.engine_process import EngineFailed, EngineProcess
 from rollout_spec.bench.results import Results

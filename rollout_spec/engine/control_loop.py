@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_spec.config import PolicyConfig
 from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
 from rollout_spec.control.registry import make_policy
-from rollout_spec.engine import sampler_check
+from rollout_spec.engine import overrides, sampler_check
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,6 +53,7 @@ class ControlLoop:
         k_max = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
         if settings is None or not k_max:
             return None
+        overrides.require(config.speculative_config.method)
         policy = make_policy(PolicyConfig.model_validate(settings.get("policy", {})), k_max)
         static_k = None
         if config.parallel_config.data_parallel_size > 1:

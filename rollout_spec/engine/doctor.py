@@ -19,8 +19,8 @@ def handle(args: argparse.Namespace) -> int:
     # With torch loaded, the provenance names its GPUs.
     if importlib.util.find_spec("torch"):
         importlib.import_module("torch")
-    from rollout_spec.bench.provenance import collect
     from rollout_spec.engine.compat import Check, checks
+    from rollout_spec.provenance import collect
 
     record = collect()
     device = record["device"]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def speculative_config(drafter: DrafterConfig, k_max: int | None = None) -> dict[str, Any]:
-    """vLLM's `speculative_config` for a drafter; `k_max` overrides the drafter's own."""
-    spec: dict[str, Any] = {"method": drafter.method, "num_speculative_tokens": k_max or drafter.k_max}
+def speculative_config(drafter: DrafterConfig) -> dict[str, Any]:
+    """vLLM's `speculative_config` for a drafter."""
+    spec: dict[str, Any] = {"method": drafter.method, "num_speculative_tokens": drafter.k_max}
     if drafter.model is not None:
         spec["model"] = str(resolve(drafter.model))
     if drafter.method == "ngram":
@@ -82,7 +82,7 @@ def every_k(k_max: int, max_num_seqs: int) -> list[list[int]]:
 def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[Any] | None = None) -> LLMEngine:
     """Start vLLM. The only place that does; registers the overrides in this process too.
 
-    Raises ConfigError when vLLM refuses the arguments.
+    Raises ConfigError when vLLM refuses the arguments, IncompatibleVLLM when it changed where we rely on it.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.engine.in_process else "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -90,9 +90,9 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.abstract import Executor
 
-    from rollout_spec.engine.plugin import register
+    from rollout_spec.engine import overrides
 
-    register()
+    overrides.require(arguments.get("speculative_config", {}).get("method"))
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, OSError) as error:

@@ -17,6 +17,13 @@ class IncompatibleVLLM(RuntimeError):  # noqa: N818 - a state, as a user reads i
     """vLLM changed where we rely on it; the message names the place."""
 
 
+def require(method: str | None) -> None:
+    """What an engine with this speculative method needs is in place, or IncompatibleVLLM. Idempotent."""
+    fix_cpu_expand_kernel()
+    if method == "suffix":
+        offer_suffix_drafter()
+
+
 def fix_cpu_expand_kernel() -> None:
     """Replace the wrong CPU kernel before the platform registers it with the sampler."""
     from vllm.platforms import current_platform

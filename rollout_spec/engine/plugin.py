@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 from rollout_spec.engine import overrides
+
+logger = logging.getLogger("vllm.rollout_spec")
 
 
 def register() -> None:
-    """Put the overrides in place; idempotent. Without our settings in `additional_config` they change nothing."""
-    overrides.fix_cpu_expand_kernel()
-    overrides.offer_suffix_drafter()
+    """Put the overrides in place; idempotent. Without our settings in `additional_config` they change nothing.
+
+    This runs in every vLLM of a machine that has our package. Where vLLM changed, it is logged here; an engine that
+    carries our settings refuses to start (`overrides.require`), and all others must not notice.
+    """
+    for override in (overrides.fix_cpu_expand_kernel, overrides.offer_suffix_drafter):
+        try:
+            override()
+        except overrides.IncompatibleVLLM as error:
+            logger.error("rollout_spec: %s", error)

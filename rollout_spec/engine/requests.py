@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollout_spec.config import SamplingConfig
-from rollout_spec.rollout.types import SpeculationStats
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """One request's drafts, as vLLM counted them."""
+
+    draft_steps: int
+    """Verification steps that had at least one draft token."""
+    draft_tokens: int
+    accepted_tokens: int
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """vLLM's: 1 + accepted tokens / steps with a draft; None without drafts."""
+        return 1 + self.accepted_tokens / self.draft_steps if self.draft_steps else None
 
 
 def sampling_params(sampling: SamplingConfig, output_tokens: int | None) -> SamplingParams:

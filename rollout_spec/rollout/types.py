@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rollout_spec.engine.requests import SpeculationStats
+
 # vLLM's own words, and "error" for a request that vLLM refused or lost.
 FINISH_REASONS = ("stop", "length", "abort", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStats:
-    """One request's drafts, as vLLM counted them."""
-
-    draft_steps: int
-    """Verification steps that had at least one draft token."""
-    draft_tokens: int
-    accepted_tokens: int
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """vLLM's: 1 + accepted tokens / steps with a draft; None without drafts."""
-        return 1 + self.accepted_tokens / self.draft_steps if self.draft_steps else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,31 +255,33 @@ class RolloutWorker:
             return
         completion = output.outputs[0]
         reason = completion.finish_reason or "error"
-        self._finished[output.request_id] = Rollout(
-            prompt_index=request.prompt_index,
-            sample_index=request.sample_index,
-            prompt_token_ids=request.prompt_token_ids,
-            token_ids=list(completion.token_ids),
-            logprobs=vllm_requests.sampled_logprobs(completion.logprobs),
-            finish_reason=reason,
-            policy_version=request.policy_version,
-            speculation=vllm_requests.speculation_stats(completion),
+        self._finished[output.request_id] = self._rollout(
+            request,
+            list(completion.token_ids),
+            vllm_requests.sampled_logprobs(completion.logprobs),
+            reason,
             error="vLLM reported an error for this request; see its log" if reason == "error" else None,
+            speculation=vllm_requests.speculation_stats(completion),
         )
 
     @staticmethod
     def _rollout(
-        request: _Request, tokens: list[int], logprobs: list[float] | None, reason: str, error: str | None = None
+        request: _Request,
+        token_ids: list[int],
+        logprobs: list[float] | None,
+        finish_reason: str,
+        error: str | None = None,
+        speculation: vllm_requests.SpeculationStats | None = None,
     ) -> Rollout:
         return Rollout(
             prompt_index=request.prompt_index,
             sample_index=request.sample_index,
             prompt_token_ids=request.prompt_token_ids,
-            token_ids=tokens,
+            token_ids=token_ids,
             logprobs=logprobs,
-            finish_reason=reason,
+            finish_reason=finish_reason,
             policy_version=request.policy_version,
-            speculation=None,
+            speculation=speculation,
             error=error,
         )
 

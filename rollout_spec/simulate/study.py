@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_spec.bench import provenance
+from rollout_spec import provenance
 from rollout_spec.config import Config, SimulateConfig
 from rollout_spec.control.registry import load_step_times
 from rollout_spec.control.step_times import StepTimes

@@ -141,3 +141,16 @@ def test_a_runner_that_constructs_something_else_is_named(monkeypatch: pytest.Mo
     monkeypatch.delattr(gpu_model_runner, "SuffixDecodingProposer")
     with pytest.raises(IncompatibleVLLM, match="no longer names SuffixDecodingProposer"):
         overrides.offer_suffix_drafter()
+
+
+def test_a_vllm_that_changed_stops_our_engines_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(gpu_model_runner, "SuffixDecodingProposer")
+    monkeypatch.setattr(plugin.logger, "propagate", True)
+    plugin.register()  # in every vLLM of the machine
+    assert "no longer names SuffixDecodingProposer" in caplog.text
+    overrides.require("ngram")
+    overrides.require(None)
+    with pytest.raises(IncompatibleVLLM):
+        overrides.require("suffix")

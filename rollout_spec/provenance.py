@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 
 import rollout_spec
-from rollout_spec.bench.results import SCHEMA
 
 # One name, and the distributions that may provide it.
 DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
@@ -36,11 +35,10 @@ CODE = ("rollout_spec", "integrations", "configs", "pyproject.toml")
 
 def collect() -> dict[str, Any]:
     return {
-        "schemas": {"bench": SCHEMA},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv),
         "versions": _versions(),
-        "git": _git(Path(__file__).resolve().parents[2]),
+        "git": _git(Path(__file__).resolve().parents[1]),
         "device": _device(),
     }
 
