@@ -154,7 +154,9 @@ def main() -> None:
     results: dict[str, Any] = {"schema": 1, "seed": args.seed, "worlds": [], "hopeless": [], "collapse": []}
     if path.exists():
         old = json.loads(path.read_text())
-        if old["seed"] == args.seed:
+        # Worlds of another state of the code would be published under this one's revision.
+        git = provenance.collect()["git"]
+        if old["seed"] == args.seed and old["provenance"]["git"] == git and git and not git["dirty"]:
             results = old
     parts = (
         ("worlds", args.worlds, lambda i: compare(random_world(i, args.seed), NAMES, args.seed + 1)),
