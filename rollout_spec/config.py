@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 # vLLM's rejection sampler sizes its buffers for at most this many drafts a request (MAX_SPEC_LEN).
 K_MAX_LIMIT = 128
 
-PolicyName = Literal["off", "fixed", "threshold", "table", "goodput", "budget", "aimd", "bandit"]
+PolicyName = Literal["off", "fixed", "threshold", "table", "goodput", "budget", "aimd", "bandit", "sweep"]
 DrafterMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa"]
 DRAFTERS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
 
@@ -64,7 +64,15 @@ class DrafterConfig(_Node):
     prompt_lookup_min: int = Field(2, ge=1)
     prompt_lookup_max: int = Field(5, ge=1)
     suffix: SuffixConfig = SuffixConfig()
+    synthetic_acceptance: list[float] | None = Field(None, min_length=1)
+    """P(first j drafts accepted), j = 1 ..: vLLM accepts drafts by these chances, whatever they are (beyond the last
+    one they fall at its rate). For measuring without a trained drafter; the text is then not the model's."""
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("synthetic_acceptance")
+    @classmethod
+    def _falls(cls, values: list[float] | None) -> list[float] | None:
+        return None if values is None else check_survival(values)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -88,8 +96,10 @@ class PolicyConfig(_Node):
     """threshold: speculate while at most this many sequences decode."""
     table: list[tuple[int, int, int]] | None = None
     """table: vLLM's `[[lo, hi, K], ...]`, batch sizes inclusive, without gap or overlap, from 1."""
+    ks: list[int] | None = None
+    """sweep: the K to go through; none: a few up to the drafter's k_max."""
     profile: str | None = None
-    """goodput, budget: JSON file with step times measured on this engine, to start from."""
+    """goodput, budget: JSON file with step times measured on this engine (`rollout-spec profile`), to start from."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -209,9 +219,7 @@ class SimulateConfig(_Node):
     @field_validator("acceptance")
     @classmethod
     def _falls(cls, values: list[float]) -> list[float]:
-        if any(not 0 <= value <= 1 for value in values) or sorted(values, reverse=True) != values:
-            raise ValueError("must be probabilities that fall with the position, for example [0.7, 0.5, 0.35]")
-        return values
+        return check_survival(values)
 
 
 class Config(_Node):
@@ -237,6 +245,13 @@ class Config(_Node):
 
 def _off(name: Any) -> Any:
     return "off" if name is False else name  # YAML reads a bare `off` as false
+
+
+def check_survival(values: list[float]) -> list[float]:
+    """P(first j accepted), j = 1 ..; raises ValueError where they are none."""
+    if any(not 0 <= value <= 1 for value in values) or sorted(values, reverse=True) != values:
+        raise ValueError("must be probabilities that fall with the position, for example [0.7, 0.5, 0.35]")
+    return values
 
 
 def check_table(rows: Iterable[Iterable[int]]) -> list[tuple[int, int, int]]:

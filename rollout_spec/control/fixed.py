@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from rollout_spec.control.policy import Decision, StepResult, StepView
 
 
-class _Static:
+class Static:
+    """A policy that does not learn."""
+
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""
 
@@ -15,7 +17,7 @@ class _Static:
         return {}
 
 
-class Fixed(_Static):
+class Fixed(Static):
     """The same K at every step; K=0 is `off` with a drafter loaded."""
 
     def __init__(self, k: int) -> None:
@@ -25,7 +27,7 @@ class Fixed(_Static):
         return self._decision
 
 
-class Threshold(_Static):
+class Threshold(Static):
     """K while at most `batch` sequences decode, else 0 (SGLang's switch: seed 000, LinkedIn)."""
 
     def __init__(self, batch: int, k: int) -> None:
@@ -37,7 +39,7 @@ class Threshold(_Static):
         return self._on if view.decode <= self._batch else self._off
 
 
-class Table(_Static):
+class Table(Static):
     """K by batch size from `[[lo, hi, K], ...]`, as vLLM's `num_speculative_tokens_per_batch_size`.
 
     Beyond the last row the last row's K holds, as in vLLM.

@@ -50,6 +50,8 @@ class StepResult:
     """Context of the sequences that decoded, all together; 0 where the engine does not say."""
     requests: Mapping[str, tuple[int, int]] | None = None
     """Draft tokens and accepted ones of each sequence that had drafts; only for policies with `wants_requests`."""
+    model_seconds: float = 0.0
+    """Of `seconds`, from the schedule to the model's output (forward, sampling, drafting); the rest is host."""
 
     @property
     def draft_tokens(self) -> int:

@@ -15,6 +15,7 @@ from rollout_spec.control.fixed import Fixed, Table, Threshold
 from rollout_spec.control.goodput import Goodput
 from rollout_spec.control.policy import Policy
 from rollout_spec.control.step_times import StepTimes
+from rollout_spec.control.sweep import Sweep, spread_out
 
 POLICIES: Mapping[str, Callable[[PolicyConfig, int, StepTimes | None], Policy]] = {
     "off": lambda config, k_max, prior: Fixed(0),
@@ -25,6 +26,7 @@ POLICIES: Mapping[str, Callable[[PolicyConfig, int, StepTimes | None], Policy]] 
     "budget": lambda config, k_max, prior: Budget(k_max, prior),
     "aimd": lambda config, k_max, prior: Aimd(k_max, config.k),
     "bandit": lambda config, k_max, prior: Bandit(k_max),
+    "sweep": lambda config, k_max, prior: Sweep(config.ks or spread_out(k_max)),
 }
 
 

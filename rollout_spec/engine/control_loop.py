@@ -13,6 +13,7 @@ from rollout_spec.config import PolicyConfig
 from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
 from rollout_spec.control.registry import make_policy
 from rollout_spec.engine import overrides, sampler_check
+from rollout_spec.engine.step_trace import StepTrace
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,13 +31,22 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class ControlLoop:
     """Asks the policy, feeds it, and never lets it harm the engine: after a fault K stays 0."""
 
-    def __init__(self, policy: Policy, k_max: int, status_file: str | None = None, static_k: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        k_max: int,
+        status_file: str | None = None,
+        static_k: int | None = None,
+        trace_file: str | None = None,
+    ) -> None:
+        """`trace_file`: every step is appended to it, a JSON line each (see `step_trace`)."""
         self.policy = policy
         self.k_max = k_max
         self.zeros = (0,) * k_max
         self.must_check_sampling = not sampler_check.kernel_is_right()
         self._static = None if static_k is None else Decision(static_k, "data parallel")
         self._status = None if status_file is None else Path(status_file)
+        self._trace = None if trace_file is None else StepTrace(trace_file)
         self._failed = False
         self._k = 0
         self._written = 0.0
@@ -59,7 +69,7 @@ class ControlLoop:
         if config.parallel_config.data_parallel_size > 1:
             logger.warning("rollout_spec: data parallel ranks must agree on K, so K stays %d as in vLLM", k_max)
             static_k = k_max
-        return cls(policy, k_max, settings.get("status_file"), static_k)
+        return cls(policy, k_max, settings.get("status_file"), static_k, settings.get("trace_file"))
 
     @property
     def wants_requests(self) -> bool:
@@ -81,6 +91,8 @@ class ControlLoop:
         return decision
 
     def observe(self, result: StepResult) -> None:
+        if self._trace is not None:
+            self._trace.write(result)
         if result.decode:
             bucket = bucket_of(result.decode)
             self._steps[bucket][result.k] += 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_spec.config import Config, ConfigError, DrafterConfig, PolicyConfig
 from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.model import resolve
+from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -22,6 +23,9 @@ def speculative_config(drafter: DrafterConfig) -> dict[str, Any]:
         spec["model"] = str(resolve(drafter.model))
     if drafter.method == "ngram":
         spec |= {"prompt_lookup_min": drafter.prompt_lookup_min, "prompt_lookup_max": drafter.prompt_lookup_max}
+    if drafter.synthetic_acceptance is not None:
+        rates = AcceptanceCurve.from_positions(drafter.synthetic_acceptance, drafter.k_max).survival
+        spec |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates)}
     return spec | drafter.extra
 
 

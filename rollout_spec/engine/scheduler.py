@@ -72,6 +72,7 @@ class _DynamicK(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         measured = bool(self._pending and scheduler_output.num_scheduled_tokens)
+        arrived = time.perf_counter()
         counts = requests = None
         if measured and self._loop is not None and self._loop.wants_requests:
             requests = self._by_request(scheduler_output, model_runner_output)
@@ -79,7 +80,7 @@ class _DynamicK(Scheduler):
             counts = self._count(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if measured:
-            self._after_step(scheduler_output, counts or _counts_of(outputs), requests)
+            self._after_step(scheduler_output, arrived, counts or _counts_of(outputs), requests)
         if not self.requests and self._loop is not None:
             self._last_end = None
             self._loop.idle()
@@ -133,8 +134,13 @@ class _DynamicK(Scheduler):
         return len(prefills), unfinished, tokens
 
     def _after_step(
-        self, output: SchedulerOutput, counts: _Counts | None, requests: dict[str, tuple[int, int]] | None = None
+        self,
+        output: SchedulerOutput,
+        arrived: float,
+        counts: _Counts | None,
+        requests: dict[str, tuple[int, int]] | None = None,
     ) -> None:
+        """`arrived`: when the model's output came (perf_counter)."""
         assert self._loop is not None
         step = self._pending.popleft()
         while step.output is not output and self._pending:
@@ -155,6 +161,7 @@ class _DynamicK(Scheduler):
                 accepted=counts.accepted if counts else self._loop.zeros,
                 speculated=step.decode if step.k else 0,
                 requests=requests,
+                model_seconds=arrived - step.started,
             )
         )
 
