@@ -22,6 +22,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from rollout_spec.control.policy import StepResult, StepView
 from rollout_spec.engine.control_loop import ControlLoop
+from rollout_spec.engine.running import Running
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,6 +34,8 @@ class _Scheduled(NamedTuple):
     output: SchedulerOutput
     started: float  # seconds, perf_counter
     decode: int  # sequences that decode in the step
+    context_tokens: int  # theirs, all together
+    sampled: int  # sequences that a token is sampled for: those, and prompts computed to their end
     prefill_tokens: int
     k: int  # K its drafts were made with
     k_next: int  # K of the drafts it makes
@@ -54,6 +57,7 @@ class _DynamicK(Scheduler):
         super().__init__(*args, **kwargs)
         self._loop = ControlLoop.from_vllm(self.vllm_config)
         self._pending: deque[_Scheduled] = deque()
+        self._running = Running(self.max_model_len)
         self._chunked: set[str] = set()  # requests whose prompt is not yet computed to its end
         self._k = 0  # K of the drafts that wait to be verified
         self._last_end: float | None = None  # end of the step before; None after an idle engine
@@ -64,6 +68,8 @@ class _DynamicK(Scheduler):
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if self._loop is not None and scheduler_output.finished_req_ids:
+            self._running.finished(scheduler_output.finished_req_ids, learn=self._loop.wants_requests)
         if self._loop is None or not scheduler_output.num_scheduled_tokens:
             super()._update_after_schedule(scheduler_output)
             return
@@ -95,33 +101,54 @@ class _DynamicK(Scheduler):
     def _before_step(self, output: SchedulerOutput) -> int:
         assert self._loop is not None
         scheduled = output.num_scheduled_tokens
-        prefills, unfinished, prefill_tokens = 0, 0, 0
+        prefills: list[str] = []
         if output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids or self._chunked:
-            prefills, unfinished, prefill_tokens = self._count_prefills(output)
-        decode = len(scheduled) - prefills
+            prefills = self._prefills(output)
+        decode = len(scheduled) - len(prefills)
+        self._running.settle(scheduled, decode)
+        context_tokens = self._running.context
+        unfinished, prefill_tokens = self._begin(prefills, scheduled) if prefills or self._chunked else (0, 0)
+        requests: tuple[str, ...] = ()
+        if self._loop.wants_requests:
+            requests = tuple(rid for rid in scheduled if rid not in self._chunked)
         decision = self._loop.decide(
             StepView(
                 decode=len(scheduled) - unfinished,
                 waiting=len(self.waiting),
                 prefill_tokens=prefill_tokens,
                 sampling=self._loop.must_check_sampling and self._any_sampling(),
-                requests=tuple(rid for rid in scheduled if rid not in self._chunked)
-                if self._loop.wants_requests
-                else (),
+                context_tokens=self._running.context,
+                requests=requests,
+                remaining=self._running.remaining(requests) if requests else (),
             )
         )
         self._per_request = dict(decision.per_request) if decision.per_request else {}
-        step = _Scheduled(output, time.perf_counter(), decode, prefill_tokens, self._k, decision.k)
+        step = _Scheduled(
+            output=output,
+            started=time.perf_counter(),
+            decode=decode,
+            context_tokens=context_tokens,
+            sampled=len(scheduled) - unfinished,
+            prefill_tokens=prefill_tokens,
+            k=self._k,
+            k_next=decision.k,
+        )
         self._pending.append(step)
         self._k = decision.k
         return decision.k
 
-    def _count_prefills(self, output: SchedulerOutput) -> tuple[int, int, int]:
-        """Prompts in the step, those of them that it leaves unfinished, and their tokens in it."""
+    def _prefills(self, output: SchedulerOutput) -> list[str]:
+        """Requests whose prompt is computed in the step, or a part of it."""
         scheduled = output.num_scheduled_tokens
         prefills = [request.req_id for request in output.scheduled_new_reqs]
-        prefills += [rid for rid in output.scheduled_cached_reqs.resumed_req_ids if rid in scheduled]
-        prefills += [rid for rid in self._chunked if rid in scheduled and rid not in prefills]
+        for rid in output.scheduled_cached_reqs.resumed_req_ids:
+            self._running.preempted(rid)
+            if rid in scheduled:
+                prefills.append(rid)
+        return prefills + [rid for rid in self._chunked if rid in scheduled and rid not in prefills]
+
+    def _begin(self, prefills: list[str], scheduled: dict[str, int]) -> tuple[int, int]:
+        """How many of the prompts the step leaves unfinished, and tokens of all in it; the others decode from now."""
         tokens = unfinished = 0
         # A prompt that got no tokens in this step is still not computed.
         self._chunked = {rid for rid in self._chunked if rid not in scheduled and rid in self.requests}
@@ -131,7 +158,9 @@ class _DynamicK(Scheduler):
             if request.num_computed_tokens + scheduled[rid] < request.num_tokens:
                 unfinished += 1
                 self._chunked.add(rid)
-        return len(prefills), unfinished, tokens
+            else:
+                self._running.join(rid, request)
+        return unfinished, tokens
 
     def _after_step(
         self,
@@ -148,6 +177,7 @@ class _DynamicK(Scheduler):
         if step.output is not output:
             return
         now = time.perf_counter()
+        self._running.context += step.sampled + (sum(counts.accepted) if counts else 0)
         started = step.started if self._last_end is None else self._last_end
         self._last_end = now
         self._loop.observe(
@@ -160,6 +190,7 @@ class _DynamicK(Scheduler):
                 drafted=counts.drafted if counts else self._loop.zeros,
                 accepted=counts.accepted if counts else self._loop.zeros,
                 speculated=step.decode if step.k else 0,
+                context_tokens=step.context_tokens,
                 requests=requests,
                 model_seconds=arrived - step.started,
             )

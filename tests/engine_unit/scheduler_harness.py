@@ -75,10 +75,15 @@ def make_scheduler(config: Any, *, asynchronous: bool = False, blocks: int = 400
     )
 
 
-def request(name: str, prompt: int = 5, output: int = 20, temperature: float = 0.0) -> Request:
-    params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=temperature)
-    params.update_from_generation_config({}, 1)
-    return Request(name, list(range(1, prompt + 1)), params, None)
+EOS = 1
+
+
+def request(name: str, prompt: int = 5, output: int = 20, temperature: float = 0.0, **params: Any) -> Request:
+    """Prompt 1, 2, .. `prompt`. It goes on to `output` tokens unless `params` (ignore_eos=False) say otherwise."""
+    options = {"ignore_eos": True, "temperature": temperature} | params
+    sampling = SamplingParams(max_tokens=output, **options)
+    sampling.update_from_generation_config({}, EOS)
+    return Request(name, list(range(1, prompt + 1)), sampling, None)
 
 
 @dataclass
@@ -118,13 +123,16 @@ class Counted(NamedTuple):
     accepted: list[int]
     drafts: dict[str, int]  # draft tokens scheduled, by request
     preempted: int
+    context: int  # prompt and generated tokens of the sequences that decode, before the step
+    context_next: int  # those of the sequences that will
 
 
 class Driver:
     """The engine core's loop around a scheduler, with a made-up model.
 
-    `accept(name, drafts)` says how many of a request's drafts are right, `length(name, k)` how many it gets. With an
-    asynchronous scheduler a step is scheduled before the one before it has ended, as vLLM's batch queue does.
+    `accept(name, drafts)` says how many of a request's drafts are right, `length(name, k)` how many it gets and
+    `token(name)` what is sampled. With an asynchronous scheduler a step is scheduled before the one before it has
+    ended, as vLLM's batch queue does.
     """
 
     def __init__(
@@ -133,10 +141,12 @@ class Driver:
         accept: Callable[[str, int], int] = lambda name, drafts: 0,
         length: Callable[[str, int], int] = lambda name, k: k,
         count: bool = True,
+        token: Callable[[str], int] = lambda name: 7,
     ) -> None:
         self.scheduler = scheduler
         self.accept = accept
         self.length = length
+        self.token = token
         self.count = count  # the steps one by one
         self.depth = 2 if scheduler.scheduler_config.async_scheduling else 1
         self.steps: list[Counted] = []
@@ -166,9 +176,10 @@ class Driver:
         scheduled, spec = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         decoding = self._decoding & scheduled.keys()
         sampled: list[list[int]] = []
+        sizes = {name: self.scheduler.requests[name].num_tokens for name in scheduled}
         for name in scheduled:
             hits = self.accept(name, len(spec.get(name, ())))
-            sampled.append([] if self.scheduler.requests[name].is_prefill_chunk else [7] * (1 + hits))
+            sampled.append([] if self.scheduler.requests[name].is_prefill_chunk else [self.token(name)] * (1 + hits))
             if sampled[-1]:
                 self._decoding.add(name)
         if scheduled and self.count:
@@ -181,6 +192,8 @@ class Driver:
                     accepted=[],
                     drafts={name: len(tokens) for name, tokens in spec.items()},
                     preempted=len(output.preempted_req_ids or ()),
+                    context=sum(sizes[name] for name in decoding),
+                    context_next=sum(sizes[name] for name, tokens in zip(sizes, sampled, strict=True) if tokens),
                 )
             )
         names = list(scheduled)
