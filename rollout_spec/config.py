@@ -127,6 +127,16 @@ class SamplingConfig(_Node):
     """Return the log-probability of each sampled token under the policy that sampled it."""
 
 
+class RolloutConfig(_Node):
+    """How a worker goes through the prompts of a call."""
+
+    order: Literal["auto", "submitted", "longest_first"] = "auto"
+    """Which prompts start first where not all fit in the batch. longest_first: those whose earlier responses in this
+    worker were longest, so that no straggler starts late; others keep their place, results and ids too. It has a price
+    for who takes results as they come (the short ones come later, and are those missed by who stops early), and more
+    long contexts are in memory at once. auto: longest_first in `generate`, which waits for all; else submitted."""
+
+
 class WorkloadConfig(_Node):
     """What the benchmark generates: groups of `n` samples for each of `num_prompts` prompts."""
 
@@ -228,6 +238,7 @@ class Config(_Node):
     drafter: DrafterConfig = DrafterConfig()
     policy: PolicyConfig = PolicyConfig()
     sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
     workload: WorkloadConfig = WorkloadConfig()
     bench: BenchConfig = BenchConfig()
     simulate: SimulateConfig = SimulateConfig()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rollout_spec.config import Config, ConfigError, SamplingConfig
+from rollout_spec.control.makespan import Lengths, longest_first, prompt_key
 from rollout_spec.engine import requests as vllm_requests
 from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.engine.launch import engine_arguments, make_engine
@@ -64,6 +65,7 @@ class RolloutWorker:
         self._engine = make_engine(config, arguments, stat_loggers)
         self._requests: dict[str, _Request] = {}
         self._finished: dict[str, Rollout] = {}
+        self._lengths = Lengths()
         self._next_id = 0
         self._lock = threading.Lock()
         self._check_sampler(arguments)
@@ -87,7 +89,9 @@ class RolloutWorker:
         output_tokens [len(prompts)][n]: imposed lengths in tokens; end-of-sequence is masked until they are
         reached. A request that fails is returned with finish_reason "error"; the others are unaffected.
         """
-        rollouts = list(self.stream(prompts, n, sampling, output_tokens))
+        order = self.config.rollout.order
+        ids = self._queue(prompts, n, sampling, output_tokens, longest=order != "submitted")
+        rollouts = list(self._stream(ids))
         return sorted(rollouts, key=lambda rollout: (rollout.prompt_index, rollout.sample_index))
 
     def stream(
@@ -98,7 +102,9 @@ class RolloutWorker:
         output_tokens: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[Rollout]:
         """As `generate`, each rollout as soon as it has finished. Leaving the iterator aborts the rest."""
-        ids = self.submit(prompts, n, sampling, output_tokens)
+        yield from self._stream(self.submit(prompts, n, sampling, output_tokens))
+
+    def _stream(self, ids: list[str]) -> Iterator[Rollout]:
         pending = dict.fromkeys(ids)
         try:
             while pending:
@@ -141,6 +147,18 @@ class RolloutWorker:
 
         Raises ConfigError if n or output_tokens do not fit the prompts; nothing is queued then.
         """
+        longest = self.config.rollout.order == "longest_first"
+        return self._queue(prompts, n, sampling, output_tokens, longest)
+
+    def _queue(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: SamplingConfig | None,
+        output_tokens: Sequence[Sequence[int]] | None,
+        longest: bool,
+    ) -> list[str]:
+        """As `submit`. longest: if they don't fit in the batch, prompts with the longest responses so far go first."""
         if n < 1:
             raise ConfigError(f"n: value {n}: must be at least 1")
         if output_tokens is not None and [len(lengths) for lengths in output_tokens] != [n] * len(prompts):
@@ -148,13 +166,22 @@ class RolloutWorker:
         sampling = sampling or self.config.sampling
         # All of them before the first is queued: a prompt that cannot be tokenised must not leave others running.
         tokenised = [vllm_requests.prompt_token_ids(lambda: self.tokenizer, prompt) for prompt in prompts]
-        ids = []
         with self._lock:
-            for index, token_ids in enumerate(tokenised):
+            order = self._order(tokenised, n) if longest else range(len(prompts))
+            first, self._next_id = self._next_id, self._next_id + n * len(prompts)
+            ids = [f"rollout-{first + number}" for number in range(n * len(prompts))]
+            for index in order:
+                # A prompt's samples one after the other, so that they share its prefix.
                 for sample in range(n):
                     length = output_tokens[index][sample] if output_tokens is not None else None
-                    ids.append(self._submit(index, sample, token_ids, sampling, length))
+                    self._submit(ids[index * n + sample], index, sample, tokenised[index], sampling, length)
         return ids
+
+    def _order(self, prompts: list[list[int]], n: int) -> Sequence[int]:
+        """Indices of `prompts` in the order to queue them; as they came if all fit in the batch."""
+        if n * len(prompts) + len(self._requests) <= self.config.engine.max_num_seqs:
+            return range(len(prompts))
+        return longest_first([prompt_key(prompt) for prompt in prompts], self._lengths)
 
     def step(self) -> None:
         """One engine step; finished rollouts wait for `take`. Does nothing when no request runs."""
@@ -234,20 +261,23 @@ class RolloutWorker:
         self.close()
 
     def _submit(
-        self, index: int, sample: int, token_ids: list[int], sampling: SamplingConfig, length: int | None
-    ) -> str:
-        request_id = f"rollout-{self._next_id}"
-        self._next_id += 1
+        self,
+        request_id: str,
+        index: int,
+        sample: int,
+        token_ids: list[int],
+        sampling: SamplingConfig,
+        length: int | None,
+    ) -> None:
         request = _Request(index, sample, token_ids, request_id, self.policy_version)
         try:
             params = vllm_requests.sampling_params(sampling, length)
             internal = self._engine.add_request(request_id, vllm_requests.engine_input(token_ids), params)
         except vllm_requests.refusals() as error:  # the others must not suffer
             self._finished[request_id] = self._rollout(request, [], None, "error", str(error))
-            return request_id
+            return
         # Older vLLM returns nothing here and keeps our id.
         self._requests[request_id] = replace(request, internal_id=internal or request_id)
-        return request_id
 
     def _finish(self, output: Any) -> None:
         request = self._requests.pop(output.request_id, None)
@@ -255,6 +285,8 @@ class RolloutWorker:
             return
         completion = output.outputs[0]
         reason = completion.finish_reason or "error"
+        if reason in ("stop", "length"):
+            self._lengths.finished(prompt_key(request.prompt_token_ids), len(completion.token_ids))
         self._finished[output.request_id] = self._rollout(
             request,
             list(completion.token_ids),
