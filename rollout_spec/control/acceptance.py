@@ -18,6 +18,8 @@ from collections.abc import Sequence
 # Before any evidence a draft token is as likely accepted as not, worth this many observations.
 PRIOR_RATE = 0.5
 PRIOR_WEIGHT = 4.0
+# What a profile measured is worth this many: other prompts, weights and drafter may have been behind it.
+PROFILE_WEIGHT = 16.0
 # Evidence fades over this many speculating steps: requests change as the batch drains ...
 MEMORY_STEPS = 200.0
 # ... and over this many sequence-steps: 1/sqrt(2000) is a 2 % error of a rate, and more memory only makes it slow.
@@ -45,7 +47,8 @@ JUMP_MOST = 4.0
 class Acceptance:
     """Decayed counts per draft position and what follows from them. Lists are [k_max] unless stated."""
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, profile: Sequence[float] = ()) -> None:
+        """`profile`: P(first j accepted), j = 1 .., measured at another time; may be shorter than k_max, or empty."""
         self.k_max = k_max
         self.version = 0
         self.jumps = 0
@@ -58,6 +61,13 @@ class Acceptance:
         self._up = self._down = 0.0
         self._before: list[float] = []
         self._fresh = False
+        before = 1.0
+        for j, survival in enumerate(profile[:k_max]):
+            # Recent and long run: it counts at once, and does not fade without evidence.
+            rate = min(max(survival / before, 0.0), 1.0) if before > 0 else 0.0
+            self._reached[j], self._accepted[j] = PROFILE_WEIGHT, PROFILE_WEIGHT * rate
+            self._long[j] = [PROFILE_WEIGHT * rate, PROFILE_WEIGHT]
+            before = survival
         self._update()
 
     def observe(
@@ -192,7 +202,8 @@ class Acceptance:
             weight = self._reached[j] * scale + PRIOR_WEIGHT
             hits, tries = self._long[j]
             prior_accept = (hits + PRIOR_WEIGHT * prior_accept) / (tries + PRIOR_WEIGHT)
-            accept = (self._accepted[j] * scale + PRIOR_WEIGHT * prior_accept) / weight
+            # An engine whose counts disagree must not make it more than certain.
+            accept = min((self._accepted[j] * scale + PRIOR_WEIGHT * prior_accept) / weight, 1.0)
             present *= draft
             drafts += present
             tokens.append(drafts)

@@ -1,8 +1,7 @@
 """How long an engine step takes, learned on line: seconds as a function of batch, tokens, K and context.
 
-Three layers, each correcting the one before. A prior says what to expect before anything is measured: a profile or
-roofline (`StepTimes`), or with neither a line that is pessimistic, proportional to the tokens. A Bayesian linear
-regression (a Kalman filter whose weights wander) scales it and adds a constant, tokens, verification, drafting,
+Three layers, each correcting the one before. A first guess says what to expect before anything is measured. A Bayesian
+linear regression (a Kalman filter whose weights wander) scales it and adds a constant, tokens, verification, drafting,
 context, and a free curve over the tokens of a step with a knot at each power of two: a knee or the rise of an MoE's
 touched experts is learned there at one K and known for all. Last, a grid of measured over expected times by batch
 bucket and K takes up what is left, so that no shape is assumed.
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_spec.control.cells import WEIGHT, Cells, bucket
+from rollout_spec.control.first_guess import FIRST_STEPS, FirstGuess, Step
 from rollout_spec.control.policy import StepResult
 from rollout_spec.control.step_times import StepTimes
 
@@ -23,10 +23,8 @@ from rollout_spec.control.step_times import StepTimes
 NOISE = 0.05
 NOISE_MEMORY = 50.0
 NOISE_RANGE = (0.005, 0.3)
-# Without a prior the median of this many first steps sets the scale, so that one slow start does not; and of the
-# scale's step this share does not depend on tokens, give or take this.
-FIRST_STEPS = 3
-FLAT, FLAT_SD = 0.3, 0.35
+# Without a profile the share of a step that does not depend on tokens is uncertain by this much.
+FLAT_SD = 0.35
 # Shares of a typical step for verifying at all, drafting a pass, and drafting a token, before evidence.
 VERIFY, DRAFT_PASS, DRAFT_TOKEN = 0.05, 0.01, 0.02
 # How far the curve over tokens may leave the prior, as a share of it, without and with a profile; neighbouring
@@ -45,16 +43,14 @@ CELL_FRESH = 4.0
 CLIP = 3.0
 # What the regression says of a cell never measured is off by about this share, whatever its own doubt.
 MISFIT = 0.05
-# The regression may say that a step takes this many times less than the prior.
-PRIOR_MOST = 5.0
+# The regression may say that a step takes this many times less than the first guess.
+GUESS_MOST = 5.0
 # News of this relative size is worth choosing K again.
 NEWS = 0.1
 # A step this many times slower than expected is a hiccup, unless it repeats this often in a row.
 OUTLIER, OUTLIER_RUN = 2.5, 4
 # Knots of the curve at 1, 2, 4, ... tokens a step; beyond the last it goes on straight.
 KNOTS = 15
-# Context tokens a sequence are rounded to this for looking up the profile.
-CONTEXT_STEP = 512
 
 _SCALE, _FLAT, _TOKENS, _VERIFY, _PASS, _DRAFT, _CONTEXT, _CURVE = range(8)
 Matrix = NDArray[np.float64]
@@ -66,14 +62,11 @@ class StepTime:
     def __init__(self, k_max: int, prior: StepTimes | None = None) -> None:
         self.k_max = k_max
         self.noise = NOISE
-        self._prior = prior
-        self._unit = 0.0  # seconds,
-        self._tokens = 1.0  # tokens and
-        self._context = 1.0  # context tokens of a typical first step: the scale of everything below
-        self._first: list[tuple[float, int, int]] = []
+        # Its unit, tokens and context tokens are the scale of everything below.
+        self._guess = FirstGuess(k_max, prior)
+        self._first: list[tuple[Step, int]] = []  # with K
         self._weights: list[float] = []
         self._curve = [0.0] * (KNOTS + 1)
-        self._shape = np.ones(KNOTS + 1)
         self._cov: Matrix = np.zeros((0, 0))
         self._cov_first: Matrix = self._cov
         self._surprise = 1.0
@@ -84,11 +77,10 @@ class StepTime:
         self._sum = [0.0, 0.0, 0.0, 0.0]  # of the group: decode, draft tokens, context, seconds
         self._count = 0
         self._last = (0, 0.0)
-        self._table: dict[tuple[int, int], list[float]] = {}
 
     @property
     def known(self) -> bool:
-        return self._unit > 0 or self._prior is not None
+        return self._guess.unit > 0 or self._guess.profile is not None
 
     def observe(self, result: StepResult, draft_tokens: int) -> None:
         """Learn from a step; steps with prefill tokens or without decodes are left out."""
@@ -96,11 +88,23 @@ class StepTime:
         if result.prefill_tokens or not decode or seconds <= 0:
             self._learn()
             return
-        if not self._unit and not self._start(seconds, decode, decode + draft_tokens, result.context_tokens):
+        step = Step(seconds, decode, draft_tokens, result.k_next, result.context_tokens)
+        if len(self._first) >= FIRST_STEPS:
+            self._measure(step, result.k)
             return
-        group = (bucket(decode), result.k, result.k_next)
-        fresh = self.cells.seen[group[0]][result.k] < CELL_FRESH
-        expected = self._unit * self._expect(decode, draft_tokens, result.k, result.k_next, result.context_tokens)
+        self._first.append((step, result.k))
+        if len(self._first) >= FIRST_STEPS:
+            self._guess.calibrate([first for first, _ in self._first])
+            self._set_scale()
+            self.news = True
+            for first, k in self._first:
+                self._measure(first, k)
+
+    def _measure(self, step: Step, k: int) -> None:
+        seconds, decode, draft_tokens, k_next, context = step
+        group = (bucket(decode), k, k_next)
+        fresh = self.cells.seen[group[0]][k] < CELL_FRESH
+        expected = self._guess.unit * self._expect(decode, draft_tokens, k, k_next, context)
         if seconds > OUTLIER * expected:
             self._outliers += 1
             if self._outliers < (2 if fresh else OUTLIER_RUN):
@@ -115,7 +119,7 @@ class StepTime:
         self._last = (decode, seconds)
         self._sum[0] += decode
         self._sum[1] += draft_tokens
-        self._sum[2] += result.context_tokens
+        self._sum[2] += context
         self._sum[3] += seconds
         self._count += 1
         if fresh:
@@ -125,34 +129,31 @@ class StepTime:
         """Expected seconds of a steady step for K = 0 .. k_max; `drafts`: expected draft tokens a sequence."""
         if self._group is not None and self._count >= GROUP:
             self._learn()
-        if not self._unit:
-            self._start_from_prior(decode, context)
+        if not self._guess.unit:
+            self._start(decode, context)
         row = bucket(decode)
         seen, ratio = self.cells.seen[row], self.cells.ratio[row]
         common = self.cells.common(row)
-        prior = None if self._prior is None else self._prior_by_k(decode, context)
-        w, curve, unit, per_token = self._weights, self._curve, self._unit, 1.0 / self._tokens
-        base = w[_FLAT] + w[_CONTEXT] * context / self._context
+        w, curve, unit, per_token = self._weights, self._curve, self._guess.unit, 1.0 / self._guess.tokens
+        base = w[_FLAT] + w[_CONTEXT] * context / self._guess.context
         slope, scale, verify = w[_TOKENS] * per_token, w[_SCALE], w[_VERIFY]
         drafting = w[_PASS] + w[_DRAFT] * decode * per_token
         out = []
-        for k, extra in enumerate(drafts):
-            n = decode * (1.0 + extra)
+        for k, first in enumerate(self._guess.by_k(decode, drafts, context)):
+            n = decode * (1.0 + drafts[k])
             low = min(int(n).bit_length() - 1, KNOTS - 1)
-            knot = 1 << low
-            share = n / knot - 1.0
-            first = prior[k] / unit if prior is not None else FLAT + (1.0 - FLAT) * n * per_token
+            share = n / (1 << low) - 1.0
             fitted = base + scale * first + slope * n + curve[low] + share * (curve[low + 1] - curve[low])
             if k:
                 fitted += verify + drafting * k
             trust = seen[k] / (seen[k] + WEIGHT)
-            out.append(max(fitted, first / PRIOR_MOST) * (common + trust * (ratio[k] - common)) * unit)
+            out.append(max(fitted, first / GUESS_MOST) * (common + trust * (ratio[k] - common)) * unit)
         return out
 
     def deviation(self, decode: int, drafts: Sequence[float], context: int = 0, reference: int = 0) -> list[float]:
         """Relative standard deviation of `seconds(K) / seconds(reference)`, for K = 0 .. k_max."""
-        if not self._unit:
-            self._start_from_prior(decode, context)
+        if not self._guess.unit:
+            self._start(decode, context)
         row = bucket(decode)
         seen = np.array(self.cells.seen[row])
         trust = seen / (seen + WEIGHT)
@@ -161,44 +162,30 @@ class StepTime:
         # d log(T_K / T_R) = x_K / T_K - x_R / T_R, each as far as the cell has not settled it.
         relative = x / mean[:, None] * (1.0 - trust)[:, None]
         relative -= relative[reference].copy()
-        variance = np.einsum("ij,jk,ik->i", relative, self._cov, relative)
+        variance = ((relative @ self._cov) * relative).sum(axis=1)
         variance += self.noise**2 * (trust**2 / (seen + 1.0) + trust[reference] ** 2 / (seen[reference] + 1.0))
         variance += MISFIT**2 * ((1.0 - trust) ** 2 + (1.0 - trust[reference]) ** 2)
         variance[reference] = 0.0
         return [float(v) for v in np.sqrt(np.maximum(variance, 0.0))]
 
-    def _start(self, seconds: float, decode: int, tokens: int, context: int) -> bool:
-        """Set the scale, from the prior or from the first steps; True when it is set."""
-        if self._prior is not None:
-            self._start_from_prior(decode, context)
-            return True
-        self._first.append((seconds, tokens, context))
-        if len(self._first) < FIRST_STEPS:
-            return False
-        unit, typical, context = sorted(self._first)[len(self._first) // 2]
-        self._set_scale(unit, float(typical), float(max(context, 1)))
-        return True
+    def _start(self, decode: int, context: int) -> None:
+        self._guess.start(decode, context)
+        self._set_scale()
 
-    def _start_from_prior(self, decode: int, context: int) -> None:
-        assert self._prior is not None
-        self._set_scale(self._prior_by_k(decode, context)[0], float(max(decode, 1)), float(max(context, 1)))
-
-    def _set_scale(self, unit: float, tokens: float, context: float) -> None:
-        self._unit, self._tokens, self._context = unit, tokens, context
+    def _set_scale(self) -> None:
+        profile = self._guess.profile
         knots: Matrix = np.arange(KNOTS + 1, dtype=np.float64)
         sd = np.zeros(_CURVE + KNOTS + 1)
         mean = np.zeros(_CURVE + KNOTS + 1)
         mean[_SCALE] = 1.0
-        if self._prior is None:
-            self._shape = FLAT + (1.0 - FLAT) * 2.0**knots / tokens
+        shape = np.array([self._guess.of(1 << int(i), 0.0, 0, 0.0) for i in knots])
+        if profile is None:
             mean[[_VERIFY, _PASS, _DRAFT]] = VERIFY, DRAFT_PASS, DRAFT_TOKEN
             sd[:_CURVE] = 0.05, FLAT_SD, FLAT_SD, VERIFY, 2 * DRAFT_PASS, DRAFT_TOKEN, 0.1
-            sd[_CURVE:] = CURVE_SD * self._shape
+            sd[_CURVE:] = CURVE_SD * shape
         else:
-            self._shape = np.array([self._prior_by_k(1 << int(i), 0)[0] / unit for i in knots])
-            spread = self._prior.spread
-            sd[:_CURVE] = spread, 0.1, 0.1, 0.03, 0.01, 0.01, 0.05
-            sd[_CURVE:] = CURVE_SD_PROFILE * self._shape
+            sd[:_CURVE] = profile.spread, 0.1, 0.1, 0.03, 0.01, 0.01, 0.05
+            sd[_CURVE:] = CURVE_SD_PROFILE * shape
         self._cov_first = np.zeros((len(sd), len(sd)))
         np.fill_diagonal(self._cov_first, sd**2)
         # Flat and proportional part trade off: their sum is one typical step.
@@ -212,52 +199,30 @@ class StepTime:
         self._weights = weights.tolist()
         self._curve = self._weights[_CURVE:]
 
-    def _prior_by_k(self, decode: int, context: int) -> list[float]:
-        assert self._prior is not None
-        each = context // max(decode, 1) // CONTEXT_STEP
-        times = self._table.get((decode, each))
-        if times is None:
-            if len(self._table) > 4096:
-                self._table.clear()
-            times = self._prior.by_k(decode, self.k_max, (each + 0.5) * CONTEXT_STEP if context else 0.0)
-            self._table[decode, each] = times
-        return times
-
-    def _first_guess(self, decode: float, draft_tokens: float, k_next: int, context: float) -> float:
-        """The prior for a step that verifies `draft_tokens` and drafts `k_next`, in units."""
-        if self._prior is None:
-            return FLAT + (1.0 - FLAT) * (decode + draft_tokens) / self._tokens
-        times = self._prior_by_k(round(decode), round(context))
-        each = min(draft_tokens / decode, float(self.k_max))
-        low = min(int(each), self.k_max - 1)
-        verified = times[low] + (each - low) * (times[low + 1] - times[low])
-        share = self._prior.draft_share
-        return (times[0] + (1 - share) * (verified - times[0]) + share * (times[k_next] - times[0])) / self._unit
-
     def _expect(self, decode: float, draft_tokens: float, k: int, k_next: int, context: float) -> float:
         n = decode + draft_tokens
         low = min(int(n).bit_length() - 1, KNOTS - 1)
         share = n / (1 << low) - 1.0
         w, curve = self._weights, self._curve
-        first = self._first_guess(decode, draft_tokens, k_next, context)
+        first = self._guess.of(decode, draft_tokens, k_next, context)
         value = w[_SCALE] * first + w[_FLAT]
-        value += w[_TOKENS] * n / self._tokens + w[_CONTEXT] * context / self._context
+        value += w[_TOKENS] * n / self._guess.tokens + w[_CONTEXT] * context / self._guess.context
         value += curve[low] + share * (curve[low + 1] - curve[low])
-        value += k_next * (w[_PASS] + w[_DRAFT] * decode / self._tokens)
-        return max(value + w[_VERIFY] if k else value, first / PRIOR_MOST)
+        value += k_next * (w[_PASS] + w[_DRAFT] * decode / self._guess.tokens)
+        return max(value + w[_VERIFY] if k else value, first / GUESS_MOST)
 
     def _features(self, decode: float, draft_tokens: float, k: int, k_next: int, context: float) -> list[float]:
         n = decode + draft_tokens
         low = min(int(n).bit_length() - 1, KNOTS - 1)
         share = n / (1 << low) - 1.0
         x = [0.0] * (_CURVE + KNOTS + 1)
-        x[_SCALE] = self._first_guess(decode, draft_tokens, k_next, context)
+        x[_SCALE] = self._guess.of(decode, draft_tokens, k_next, context)
         x[_FLAT] = 1.0
-        x[_TOKENS] = n / self._tokens
+        x[_TOKENS] = n / self._guess.tokens
         x[_VERIFY] = 1.0 if k else 0.0
         x[_PASS] = float(k_next)
-        x[_DRAFT] = k_next * decode / self._tokens
-        x[_CONTEXT] = context / self._context
+        x[_DRAFT] = k_next * decode / self._guess.tokens
+        x[_CONTEXT] = context / self._guess.context
         x[_CURVE + low] = 1.0 - share
         x[_CURVE + low + 1] = share
         return x
@@ -278,7 +243,7 @@ class StepTime:
         row, k, k_next = group
         x = np.array(self._features(decode, drafted, k, k_next, context))
         weights = np.array(self._weights)
-        y = seconds / self._unit
+        y = seconds / self._guess.unit
         expected = float(x @ weights)
         self.news |= abs(y - expected) > max(NEWS, 3 * self.noise) * y
         gain = self._cov @ x

@@ -47,7 +47,7 @@ class Goodput:
 
     def __init__(self, k_max: int, prior: StepTimes | None = None) -> None:
         self.k_max = k_max
-        self.acceptance = Acceptance(k_max)
+        self.acceptance = Acceptance(k_max, prior.acceptance if prior is not None else ())
         self.cost = StepTime(k_max, prior)
         self.guard = Guard()
         self.trials = Trials()
@@ -142,8 +142,7 @@ class Goodput:
             self.guard.observe(row, result.k, result.k_next, result.seconds, tokens, self._reference)
             if result.k or result.k_next:
                 gained = tokens * self._reference - result.seconds
-        for _ in range(count):
-            self.trials.observe(result.seconds, result.k, gained)
+        self.trials.observe(result.seconds, result.k, gained, count)
 
     def _count(self, result: StepResult, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         self.acceptance.observe(result.k, result.speculated, drafted, accepted)

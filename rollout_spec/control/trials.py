@@ -52,19 +52,20 @@ class Trials:
         """Nothing new may be tried, be it expected to gain."""
         return self._allowance + min(0.0, self._gained) <= 0.0
 
-    def observe(self, seconds: float, k: int, gained: float) -> None:
-        """A step; `gained`: seconds by which K=0 would have been slower for the same tokens, 0 if it was K=0."""
+    def observe(self, seconds: float, k: int, gained: float, count: int = 1) -> None:
+        """`count` like steps; `gained`: seconds by which K=0 would have been slower for the same tokens in one of them,
+        0 if it was K=0."""
         if not self._unit:
             self._unit, self._allowance = seconds, FIRST * seconds
-        self._unit += 0.1 * (min(seconds, 3 * self._unit) - self._unit)
-        self._gained += gained
-        self._steps += 1
-        change = SHARE * seconds
+        self._unit += min(0.1 * count, 1.0) * (min(seconds, 3 * self._unit) - self._unit)
+        self._gained += gained * count
+        self._steps += count
+        change = SHARE * seconds * count
         if self._steps >= BLOCK:
             change += self._gained * GAIN_SHARE if self._gained > 0 else self._gained
             self._gained, self._steps = 0.0, 0
         self._allowance = min(max(self._allowance + change, -SAVINGS * self._unit), SAVINGS * self._unit)
-        self._since_reference = 0 if k == 0 else self._since_reference + 1
+        self._since_reference = 0 if k == 0 else self._since_reference + count
 
     def propose(
         self,
@@ -94,8 +95,8 @@ class Trials:
         if chosen is not None:
             if chosen.k == 0:
                 self._allowance -= price  # a longer draft is charged as measured
+                self._since_reference = 0
             self.spent += price
-            self._since_reference = 0
         return chosen
 
 
