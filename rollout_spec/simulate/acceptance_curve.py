@@ -16,7 +16,8 @@ class AcceptanceCurve:
     """P(first j drafts accepted) of a sequence is `survival[j-1] ** power`; a power above 1 is worse.
 
     The power of one sequence at one step is its own (log-normal over requests) times that of the moment: `by_round`
-    as the policy moves away from its drafter, `by_step` within a rollout. Both are the same for all replicas.
+    as the policy moves away from its drafter, `by_step` within a rollout (both the same for all replicas), and
+    `by_position` as its response grows: a model that repeats itself is easy to draft for.
     """
 
     survival: tuple[float, ...]
@@ -28,6 +29,18 @@ class AcceptanceCurve:
     by_step: tuple[float, ...] = field(default=(1.0,))
     """Power at the steps of a rollout, each entry for `step_block` steps; the last holds on."""
     step_block: int = 32
+    by_position: tuple[float, ...] = field(default=(1.0,))
+    """Power at the tokens of a response, each entry for `position_block` tokens; the last holds on."""
+    position_block: int = 32
+    drafted: tuple[float, ...] | None = None
+    """P(at least j tokens drafted), j = 1 .. k_max, for drafters that may find none; None: always all."""
+
+    def __post_init__(self) -> None:
+        if self.drafted is not None and (
+            len(self.drafted) != len(self.survival)
+            or any(d < s - 1e-9 for d, s in zip(self.drafted, self.survival, strict=True))
+        ):
+            raise ValueError("acceptance curve: `drafted` must be as long as `survival`, and nowhere below it")
 
     @classmethod
     def geometric(cls, rate: float, k_max: int, decay: float = 1.0, **more: object) -> AcceptanceCurve:
@@ -49,6 +62,11 @@ class AcceptanceCurve:
         blocks = np.minimum(np.asarray(step) // self.step_block, len(self.by_step) - 1)
         return np.asarray(self.by_step)[blocks] * self.by_round[min(round_, len(self.by_round) - 1)]
 
+    def at_position(self, position: NDArray[np.int64]) -> Floats:
+        """The power that goes with so many tokens generated; of the shape of `position`."""
+        blocks = np.clip(position // self.position_block, 0, len(self.by_position) - 1)
+        return np.asarray(self.by_position)[blocks]
+
     def request_powers(self, count: int, rng: np.random.Generator) -> Floats:
         """One for each request, with mean logarithm 0."""
         return np.exp(self.request_sigma * rng.standard_normal(count))
@@ -56,11 +74,26 @@ class AcceptanceCurve:
     def accepted(self, uniform: Floats, power: Floats) -> NDArray[np.int64]:
         """Drafts in a row that would be accepted, given one uniform number a sequence; any shape."""
         # u < s_j ** p  <=>  u ** (1/p) < s_j, and s falls: count the positions above.
-        falling = np.asarray(self.survival)
-        return np.searchsorted(-falling, -(uniform ** (1.0 / power)), side="left")
+        return _count(self.survival, uniform, power)
+
+    def found(self, uniform: Floats, power: Floats) -> NDArray[np.int64] | int:
+        """Draft tokens that the drafter finds; with the same uniform numbers never fewer than are accepted."""
+        return len(self.survival) if self.drafted is None else _count(self.drafted, uniform, power)
 
     def mean_length(self, power: Floats, weight: Floats) -> Floats:
         """AL(K), K = 0 .. k_max, of rows of sequences: [..., S] powers and 0/1 weights give [..., k_max + 1]."""
-        survive = np.asarray(self.survival) ** power[..., None]
-        mean = (survive * weight[..., None]).sum(-2) / np.maximum(weight.sum(-1), 1.0)[..., None]
-        return 1.0 + np.concatenate([np.zeros((*mean.shape[:-1], 1)), mean.cumsum(-1)], axis=-1)
+        return 1.0 + _mean_sums(self.survival, power, weight)
+
+    def mean_found(self, power: Floats, weight: Floats) -> Floats:
+        """Expected draft tokens a sequence for K = 0 .. k_max, likewise."""
+        return _mean_sums(self.drafted or (1.0,) * len(self.survival), power, weight)
+
+
+def _count(falling: Sequence[float], uniform: Floats, power: Floats) -> NDArray[np.int64]:
+    return np.searchsorted(-np.asarray(falling), -(uniform ** (1.0 / power)), side="left")
+
+
+def _mean_sums(falling: Sequence[float], power: Floats, weight: Floats) -> Floats:
+    survive = np.asarray(falling) ** power[..., None]
+    mean = (survive * weight[..., None]).sum(-2) / np.maximum(weight.sum(-1), 1.0)[..., None]
+    return np.concatenate([np.zeros((*mean.shape[:-1], 1)), mean.cumsum(-1)], axis=-1)

@@ -197,10 +197,14 @@ class _Rollout:
         decode, scheduled = decodes.sum(1), live.sum(1)
         k, step = self.k[take].copy(), self.step[take]
         context = (self.context[take] * decodes).sum(1)
-        drafts = np.where(decodes, self.own_k[take], 0)
+        asked = np.where(decodes, self.own_k[take], 0)
         prefill = (scheduled - decode) * fleet.prompt_tokens
         moment = fleet.acceptance.power(self.number, step)
         power = self.power[take] * moment[:, None]
+        if len(fleet.acceptance.by_position) > 1:
+            power = power * fleet.acceptance.at_position(self.context[take] - fleet.prompt_tokens)
+        uniform = self.rng.random(live.shape)
+        drafts = np.minimum(fleet.acceptance.found(uniform, power), asked)
         views: list[StepView] | None = None
         if self.policies is None:
             k_next = self._oracle(scheduled, (self.context[take] * live).sum(1), power, live)
@@ -212,7 +216,7 @@ class _Rollout:
             own_next = self._own(take, k_next, decisions)
         work = Work(decode, drafts.sum(1), context, k_next, scheduled, prefill)
         seconds = fleet.model.seconds(work) * self._disturbance(step)
-        accepted = np.minimum(fleet.acceptance.accepted(self.rng.random(live.shape), power), drafts)
+        accepted = np.minimum(fleet.acceptance.accepted(uniform, power), drafts)
         produced = np.where(live, np.minimum(1 + accepted, self.remaining[take]), 0)
         self.remaining[take] -= produced
         self.context[take] += produced
@@ -264,8 +268,10 @@ class _Rollout:
         return own
 
     def _oracle(self, scheduled: Ints, context: Ints, power: Floats, live: Mask) -> Ints:
-        length = self.fleet.acceptance.mean_length(power, live.astype(float))
-        seconds = steady(self.fleet.model, scheduled.astype(float), context.astype(float), self.fleet.k_max)
+        weight, curve = live.astype(float), self.fleet.acceptance
+        length = curve.mean_length(power, weight)
+        found = None if curve.drafted is None else curve.mean_found(power, weight)
+        seconds = steady(self.fleet.model, scheduled.astype(float), context.astype(float), self.fleet.k_max, found)
         return np.argmax(length / seconds, axis=1)
 
     def _disturbance(self, step: Ints) -> Floats:

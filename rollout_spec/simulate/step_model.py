@@ -34,11 +34,14 @@ class StepModel(Protocol):
     def seconds(self, work: Work) -> Floats: ...
 
 
-def steady(model: StepModel, decode: Floats, context: Floats, k_max: int) -> Floats:
-    """Seconds of steps that draft and verify K each, [..., k_max + 1], for arrays of batches and contexts."""
+def steady(model: StepModel, decode: Floats, context: Floats, k_max: int, found: Floats | None = None) -> Floats:
+    """Seconds of steps that ask for and verify K each, [..., k_max + 1], for arrays of batches and contexts.
+
+    found [..., k_max + 1]: the draft tokens a sequence that come of asking for K; None: K.
+    """
     ks = np.arange(k_max + 1.0)
     b, c = np.asarray(decode)[..., None], np.asarray(context)[..., None]
-    return model.seconds(Work(b, b * ks, c, ks, b))
+    return model.seconds(Work(b, b * (ks if found is None else found), c, ks, b))
 
 
 @dataclass(frozen=True)
