@@ -173,6 +173,35 @@ class BenchConfig(_Node):
         return check_table(rows)
 
 
+class ProfileConfig(_Node):
+    """What `rollout-spec profile` measures; sampling, drafter and workload are those of their groups."""
+
+    batches: list[int] | None = Field(None, min_length=1)
+    """Batch sizes; none: between 1 and engine.max_num_seqs, more where the curve bends."""
+    ks: list[int] | None = Field(None, min_length=1)
+    """K beside 0; none: 1, 2, 3, 5, 8, .. up to drafter.k_max."""
+    context: int = Field(128, ge=1)
+    """Context tokens of a sequence at which all batches are measured."""
+    long_context: int | None = Field(None, ge=1)
+    """A second one, for some batches; none: three quarters of engine.max_model_len."""
+    error: float = Field(0.02, gt=0)
+    """A batch is measured until the standard error of each median is below this share ..."""
+    rounds: int = Field(8, ge=1)
+    """... or it has been through all K so many times, three steps each."""
+    bend: float = Field(0.05, gt=0)
+    """Between two batches another is measured while it is off the straight line by this share."""
+    acceptance_prompts: int = Field(16, ge=0)
+    """Samples of the workload, on prompts that the benchmark does not have, to measure acceptance on; 0: none."""
+    seed: int = Field(0, ge=0)
+
+    @field_validator("batches", "ks")
+    @classmethod
+    def _positive(cls, values: list[int] | None) -> list[int] | None:
+        if values is not None and min(values) < 1:
+            raise ValueError("must be whole numbers from 1 on, for example [1, 4, 16]")
+        return None if values is None else sorted(set(values))
+
+
 class SimulateConfig(_Node):
     """A fleet in simulated time (`rollout-spec simulate`). Lengths come from `workload.name` and `workload.scale`."""
 
@@ -241,12 +270,20 @@ class Config(_Node):
     rollout: RolloutConfig = RolloutConfig()
     workload: WorkloadConfig = WorkloadConfig()
     bench: BenchConfig = BenchConfig()
+    profile: ProfileConfig = ProfileConfig()
     simulate: SimulateConfig = SimulateConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.policy.name in ("fixed", "threshold") and self.policy.k > self.drafter.k_max:
             raise ValueError(f"policy.k {self.policy.k} is above drafter.k_max {self.drafter.k_max}; raise k_max")
+        if self.profile.ks and max(self.profile.ks) > self.drafter.k_max:
+            raise ValueError(f"profile.ks goes to {max(self.profile.ks)}, above drafter.k_max {self.drafter.k_max}")
+        if self.profile.batches and max(self.profile.batches) > self.engine.max_num_seqs:
+            raise ValueError(
+                f"profile.batches goes to {max(self.profile.batches)}, above engine.max_num_seqs "
+                f"{self.engine.max_num_seqs}; raise that"
+            )
         if self.policy.table:
             top = max(k for _, _, k in self.policy.table)
             if top > self.drafter.k_max:

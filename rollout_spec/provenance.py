@@ -39,7 +39,7 @@ def collect() -> dict[str, Any]:
         "command": list(sys.argv),
         "versions": _versions(),
         "git": _git(Path(__file__).resolve().parents[1]),
-        "device": _device(),
+        "device": device(),
     }
 
 
@@ -81,7 +81,7 @@ def _git(root: Path) -> dict[str, Any] | None:
     }
 
 
-def _device() -> dict[str, Any]:
+def device() -> dict[str, Any]:
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 from rollout_spec.config import K_MAX_LIMIT, Config, ConfigError, DrafterConfig, DrafterMethod, PolicyConfig
 
-Kind = Literal["off", "fixed", "threshold", "table", "goodput"]
-FORMS = "off, fixed:K, threshold[:BATCH[:K]], table, goodput; each but off may end in @DRAFTER"
+Kind = Literal["off", "fixed", "threshold", "table", "goodput", "budget", "aimd", "bandit"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FORMS = "off, fixed:K, threshold[:BATCH[:K]], table, goodput, budget, aimd, bandit; each but off may end in @DRAFTER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,10 @@ def parse_arms(config: Config) -> list[ArmSpec]:
 
 def parse_arm(text: str, config: Config) -> ArmSpec:
     spec, at, method = text.partition("@")
-    kind, *arguments = spec.split(":")
-    if kind not in get_args(Kind):
-        raise ConfigError(f"bench.arms: {text!r}: unknown policy {kind!r}; known are {FORMS}")
+    name, *arguments = spec.split(":")
+    kind = next((known for known in KINDS if known == name), None)
+    if kind is None:
+        raise ConfigError(f"bench.arms: {text!r}: unknown policy {name!r}; known are {FORMS}")
     limit = {"fixed": 1, "threshold": 2}.get(kind, 0)
     if len(arguments) > limit or (kind == "fixed" and not arguments) or (at and not method):
         raise ConfigError(f"bench.arms: {text!r}: the form is not one of {FORMS}")
@@ -63,7 +65,7 @@ def parse_arm(text: str, config: Config) -> ArmSpec:
         if k > drafter.k_max:
             raise ConfigError(f"bench.arms: {text!r}: K={k} is above drafter.k_max {drafter.k_max}; raise k_max")
         return ArmSpec(text, "threshold", drafter, PolicyConfig(name="threshold", threshold=batch, k=k))
-    return ArmSpec(text, "goodput", drafter, PolicyConfig(name="goodput"))
+    return ArmSpec(text, kind, drafter, config.policy.model_copy(update={"name": kind}))
 
 
 def _fixed(text: str, k: int, drafter: DrafterConfig) -> ArmSpec:

@@ -32,15 +32,18 @@ class EngineFailed(RuntimeError):  # noqa: N818 - an event, as a caller reads it
 class EngineProcess:
     """The parent's handle. Not thread-safe."""
 
-    def __init__(self, config: Config, arm: ArmSpec, log: Path) -> None:
-        """Start the process; `wait_ready` says when the engine is up. Its output goes to the file `log`."""
+    def __init__(self, config: Config, arm: ArmSpec, log: Path, trace: Path | None = None) -> None:
+        """Start the process; `wait_ready` says when the engine is up. Its output goes to the file `log`.
+
+        `trace`: a file for the steps of an engine that runs our scheduler (see `engine.step_trace`).
+        """
         self.arm = arm
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         # vLLM and OpenMP do not survive a fork.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, config, arm, str(log)), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, config, arm, str(log), trace), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -57,6 +60,11 @@ class EngineProcess:
         run = self._receive("run", on_finished)
         assert isinstance(run, Run)
         return run
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`function(worker, step log, *arguments)` in the process; a function of a module, and plain values."""
+        self._send("call", function, arguments)
+        return self._receive("result", None)
 
     def close(self) -> None:
         if self._process.is_alive():
@@ -92,12 +100,12 @@ class EngineProcess:
         )
 
 
-def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str) -> None:
+def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str, trace: Path | None) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, sys.stdout.fileno())
     os.dup2(file, sys.stderr.fileno())
     try:
-        worker, steps = _start(config, arm)
+        worker, steps = _start(config, arm, trace)
         connection.send(("ready", None))
         while True:
             command, *arguments = connection.recv()
@@ -108,6 +116,9 @@ def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str) -> No
                 _generate(worker, arguments[0], None)
                 worker.forget_drafts()
                 connection.send(("done", None))
+            elif command == "call":
+                function, values = arguments
+                connection.send(("result", function(worker, steps, *values)))
             else:
                 groups, repeat = arguments
                 connection.send(("run", _measure(worker, steps, groups, repeat, connection)))
@@ -116,13 +127,16 @@ def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str) -> No
         connection.send(("error", f"{type(error).__name__}: {error}"))
 
 
-def _start(config: Config, arm: ArmSpec) -> tuple[RolloutWorker, StepLog]:
+def _start(config: Config, arm: ArmSpec, trace: Path | None) -> tuple[RolloutWorker, StepLog]:
+    from rollout_spec.engine.control_loop import SETTINGS_KEY
     from rollout_spec.engine.launch import engine_arguments
     from rollout_spec.engine.step_log import StepLog
     from rollout_spec.rollout.worker import RolloutWorker
 
     steps = StepLog()
     arguments = engine_arguments(config, drafter=arm.drafter, policy=arm.policy, vllm_table=arm.vllm_table)
+    if trace is not None:
+        arguments["additional_config"][SETTINGS_KEY]["trace_file"] = str(trace)
     return RolloutWorker(config, arguments=arguments, stat_loggers=[steps.factory]), steps
 
 

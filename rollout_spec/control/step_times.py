@@ -32,6 +32,8 @@ class StepTimes:
     """Relative deviation to expect of these times on the engine in use: small if measured on it, large if computed."""
     acceptance: tuple[float, ...] = field(default=())
     """P(first j drafts accepted), j = 1 ..; empty if not measured."""
+    drafted: tuple[float, ...] = field(default=())
+    """P(at least j tokens drafted), j = 1 ..; empty: always as many as asked for."""
 
     def __post_init__(self) -> None:
         for name, axis in (("batch", self.batch), ("k", self.k), ("context", self.context)):
@@ -68,6 +70,7 @@ class StepTimes:
             off_seconds=tuple(float(value) for value in data.get("off_seconds", ())),
             spread=float(data.get("spread", 0.15)),
             acceptance=tuple(float(value) for value in data.get("acceptance", ())),
+            drafted=tuple(float(value) for value in data.get("drafted", ())),
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -95,6 +98,17 @@ class StepTimes:
         for k in range(k_max + 1):
             low, share = _place(self.k, k, beyond=True)
             out.append(times[low] + share * (times[low + 1] - times[low]) if share else times[low])
+        return out
+
+    def expected(self, decode: float, drafts: Sequence[float], context: float = 0.0) -> list[float]:
+        """Seconds for K = 0 .., where only `drafts[K]` draft tokens a sequence are found when K are asked for."""
+        times = self.by_k(decode, len(drafts) - 1, context)
+        out = []
+        for k, found in enumerate(drafts):
+            low = min(int(found), len(times) - 2) if k else 0
+            verified = times[low] + (found - low) * (times[low + 1] - times[low]) if k else times[0]
+            share = self.draft_share
+            out.append(times[0] + (1 - share) * (verified - times[0]) + share * (times[k] - times[0]))
         return out
 
     def drafter_tax(self) -> list[float]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_spec.config import Config, ConfigError, DrafterConfig, PolicyConfig
 from rollout_spec.engine.control_loop import SETTINGS_KEY
+from rollout_spec.engine.identity import load_profile
 from rollout_spec.model import resolve
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 
@@ -101,6 +102,9 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(f"vLLM refuses the engine arguments: {error}") from error
+    profile = (vllm_config.additional_config or {}).get(SETTINGS_KEY, {}).get("policy", {}).get("profile")
+    if profile is not None:
+        load_profile(profile, vllm_config)  # here too, since an engine core in its own process hides its errors
     return LLMEngine(
         vllm_config,
         executor_class=Executor.get_class(vllm_config),

@@ -1,0 +1,1 @@
+"""Step times and acceptance of one engine, measured; and the tables that follow from them."""

@@ -1,0 +1,105 @@
+"""What runs in the engine's process: steady batches of chosen size and context, and a held-out rollout."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from rollout_spec.control.policy import StepResult
+from rollout_spec.workload import Group, generate_prompts
+
+if TYPE_CHECKING:
+    from rollout_spec.engine.step_log import StepLog
+    from rollout_spec.rollout.worker import RolloutWorker
+
+# The prompts repeat a text of so many tokens, so that a drafter that copies finds drafts.
+TILE = 48
+# Steps between looks at the trace.
+LOOK = 6
+# A batch that gave nothing for so many steps never will: it does not fit, or the prompts never end.
+PATIENCE = 400
+
+
+def describe(worker: RolloutWorker, log: StepLog) -> dict[str, Any]:
+    """Identity of the engine, and how many tokens of context it holds."""
+    from rollout_spec.engine.identity import identity
+
+    config = worker.vllm_config
+    cache = config.cache_config
+    return {"engine": identity(config), "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size}
+
+
+def sweep(
+    worker: RolloutWorker, log: StepLog, trace: Path, batch: int, context: int, steps: int, seed: int
+) -> tuple[list[StepResult], list[StepResult]]:
+    """At least `steps` decode steps of `batch` sequences that start at `context` tokens, and the prefill steps before.
+
+    Fewer if the sequences reach the engine's limit first.
+    """
+    from rollout_spec.engine.step_trace import read_steps
+
+    offset = trace.stat().st_size
+    ids = _submit(worker, batch, context, seed)
+    decodes: list[StepResult] = []
+    prefills: list[StepResult] = []
+    taken = 0
+    while worker.num_unfinished == batch and len(decodes) < steps and taken < PATIENCE + steps:
+        for _ in range(LOOK):
+            worker.step()
+        taken += LOOK
+        fresh, offset = read_steps(trace, offset)
+        decodes += [step for step in fresh if step.decode == batch and not step.prefill_tokens]
+        prefills += [step for step in fresh if step.prefill_tokens]
+    _drop(worker, ids)
+    return decodes, prefills
+
+
+def plain(worker: RolloutWorker, log: StepLog, batch: int, context: int, steps: int, seed: int) -> list[float]:
+    """Seconds of decode steps of an engine without a drafter."""
+    log.take()
+    ids = _submit(worker, batch, context, seed)
+    times: list[float] = []
+    taken = 0
+    while worker.num_unfinished == batch and len(times) < steps and taken < PATIENCE + steps:
+        for _ in range(LOOK):
+            worker.step()
+        taken += LOOK
+        pairs = pairwise(log.take())
+        times += [b.ended - a.ended for a, b in pairs if a.output_tokens == b.output_tokens == batch]
+    _drop(worker, ids)
+    return times
+
+
+def rollout(worker: RolloutWorker, log: StepLog, trace: Path, groups: list[Group]) -> list[StepResult]:
+    """Generate `groups` as the benchmark does; the steps."""
+    from rollout_spec.engine.step_trace import read_steps
+
+    offset = trace.stat().st_size
+    sampling = worker.config.sampling.model_copy(update={"max_tokens": worker.config.workload.max_tokens})
+    for group in groups:
+        lengths = None if group.output_tokens is None else [group.output_tokens]
+        worker.submit([group.prompt], group.n, sampling, lengths)
+    while worker.num_unfinished:
+        worker.step()
+    worker.forget_drafts()
+    return read_steps(trace, offset)[0]
+
+
+def _submit(worker: RolloutWorker, batch: int, context: int, seed: int) -> list[str]:
+    longest = worker.config.engine.max_model_len - context - worker.config.drafter.k_max - 1
+    prompts = [_prompt(worker, context, Random(seed * 100_003 + i)) for i in range(batch)]
+    return worker.submit(prompts, 1, worker.config.sampling, [[longest]] * batch)
+
+
+def _prompt(worker: RolloutWorker, tokens: int, rng: Random) -> list[int]:
+    message = generate_prompts(1, rng.randrange(2**31))[0].messages[0]["content"]
+    tile = worker.tokenizer.encode(message)[:TILE]
+    return (tile * (tokens // len(tile) + 1))[:tokens]
+
+
+def _drop(worker: RolloutWorker, ids: list[str]) -> None:
+    worker.abort(ids)
+    for request_id in ids:
+        worker.take(request_id)

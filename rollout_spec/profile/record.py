@@ -1,0 +1,181 @@
+"""The profile: what was measured on which engine, and what follows from it. One JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from rollout_spec.config import ConfigError
+from rollout_spec.control.step_times import StepTimes
+from rollout_spec.profile.acceptance import Acceptance
+from rollout_spec.profile.cell import Cell
+
+SCHEMA = "rollout-spec/profile/1"
+# Step times of another day and other requests differ by about this from those measured.
+SPREAD = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    provenance: dict[str, Any]
+    engine: dict[str, str]
+    k_max: int
+    max_num_seqs: int
+    cells: list[Cell]
+    off: dict[int, float]
+    """Seconds of a step without a drafter, by batch."""
+    prefill_token_seconds: float
+    acceptance: Acceptance
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def step_times(self) -> StepTimes:
+        """What the controller and the simulator start from."""
+        return as_step_times(self.cells, self.off, self.acceptance)
+
+    def table(self) -> list[tuple[int, int, int]]:
+        """The K with the most tokens a second for each batch, as vLLM's `num_speculative_tokens_per_batch_size`."""
+        times = self.step_times()
+        length, drafts = self.acceptance.length(), self.acceptance.drafts()
+        context = times.context[0]
+        best = [best_k(times, length, drafts, batch, context) for batch in range(1, self.max_num_seqs + 1)]
+        starts = [1, *(i + 1 for i, (a, b) in enumerate(pairwise(best), start=1) if a != b), self.max_num_seqs + 1]
+        return [(lo, hi - 1, best[lo - 1]) for lo, hi in pairwise(starts)]
+
+    def draft_len_schedule(self) -> dict[int, int]:
+        """The same as TensorRT-LLM's `draft_len_schedule`: the largest batch for each K; beyond the last, none.
+
+        It takes one K a batch size, K = 0 in the middle included.
+        """
+        rows = self.table()
+        while rows and rows[-1][2] == 0:
+            rows.pop()
+        return {hi: k for _, hi, k in rows}
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "provenance": self.provenance,
+            "engine": self.engine,
+            "k_max": self.k_max,
+            "max_num_seqs": self.max_num_seqs,
+            "cells": [cell.to_mapping() for cell in self.cells],
+            "off": {str(batch): seconds for batch, seconds in self.off.items()},
+            "prefill_token_seconds": self.prefill_token_seconds,
+            "acceptance": asdict(self.acceptance),
+            "step_times": self.step_times().to_mapping(),
+            "exports": {
+                "num_speculative_tokens_per_batch_size": self.table(),
+                "draft_len_schedule": self.draft_len_schedule(),
+            },
+            "config": self.config,
+        }
+
+    def save(self, path: Path) -> None:
+        """Atomic."""
+        write_json(path, self.to_mapping())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Raises ConfigError on a file that is unreadable, damaged or of another schema."""
+        try:
+            tree = json.loads(Path(path).read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"profile {path}: cannot be read ({error.strerror or error})") from error
+        except ValueError as error:
+            raise ConfigError(f"profile {path}: not valid JSON ({error}); measure it again") from error
+        found = tree.get("schema") if isinstance(tree, dict) else None
+        if found != SCHEMA:
+            raise ConfigError(f"profile {path}: has schema {found!r}, this version reads {SCHEMA!r}; measure it again")
+        try:
+            return cls(
+                provenance=tree["provenance"],
+                engine=tree["engine"],
+                k_max=tree["k_max"],
+                max_num_seqs=tree["max_num_seqs"],
+                cells=[Cell(**cell) for cell in tree["cells"]],
+                off={int(batch): seconds for batch, seconds in tree["off"].items()},
+                prefill_token_seconds=tree["prefill_token_seconds"],
+                acceptance=acceptance_of(tree["acceptance"]),
+                config=tree["config"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"profile {path}: incomplete ({error!r}); measure it again") from error
+
+
+def acceptance_of(tree: dict[str, Any]) -> Acceptance:
+    """From plain JSON values, as `dataclasses.asdict` gives them; raises pydantic's ValidationError."""
+    return TypeAdapter(Acceptance).validate_python(tree)
+
+
+def best_k(times: StepTimes, length: Sequence[float], drafts: Sequence[float], batch: float, context: float) -> int:
+    """The K with the most expected tokens a second; the smallest of equals."""
+    seconds = times.expected(batch, drafts, context)
+    return int(np.argmax([tokens / time for tokens, time in zip(length, seconds, strict=True)]))
+
+
+def as_step_times(cells: Sequence[Cell], off: dict[int, float], acceptance: Acceptance) -> StepTimes:
+    """The measured cells as a full grid; raises ValueError without a K = 0 cell at some batch.
+
+    The shortest context of each batch is the grid's first; what a token of context costs was measured at some batches
+    and is interpolated between them. A K that no drafts were found for takes the line through its neighbours.
+    """
+    batches = sorted({cell.batch for cell in cells})
+    short = {batch: min(c.context for c in cells if c.batch == batch and c.k == 0) for batch in batches}
+    ks = sorted({cell.k for cell in cells})
+    near = {(c.batch, c.k): c for c in cells if c.context < 1.5 * short[c.batch] + 64}
+    far = {(c.batch, c.k): c for c in cells if c.context >= 1.5 * short[c.batch] + 64}
+    slopes = {k: _slopes(batches, k, near, far) for k in ks}
+    first = min(short.values())
+    contexts = [first] + ([max(c.context for c in far.values())] if far else [])
+    seconds: list[tuple[tuple[float, ...], ...]] = []
+    for index, batch in enumerate(batches):
+        known = [k for k in ks if (batch, k) in near]
+        plane = []
+        for k in ks:
+            here = float(np.interp(k, known, [near[batch, m].seconds for m in known]))
+            at = near[batch, k].context if (batch, k) in near else short[batch]
+            slope = slopes[k][index] * batch
+            plane.append(tuple(max(here + slope * (c - at), 0.1 * here) for c in contexts))
+        seconds.append(tuple(plane))
+    shares = [c.draft_seconds / (c.draft_seconds + c.verify_seconds) for c in near.values() if _split(c)]  # type: ignore[operator]
+    return StepTimes(
+        batch=tuple(batches),
+        k=tuple(ks),
+        seconds=tuple(seconds),
+        context=tuple(round(c) for c in contexts),
+        draft_share=float(np.clip(np.median(shares), 0.0, 1.0)) if shares else 0.1,
+        off_seconds=tuple(off[b] for b in batches) if all(b in off for b in batches) else (),
+        spread=SPREAD,
+        acceptance=acceptance.accepted,
+        drafted=acceptance.drafted,
+    )
+
+
+def _split(cell: Cell) -> bool:
+    draft, verify = cell.draft_seconds, cell.verify_seconds
+    return draft is not None and verify is not None and draft >= 0 and verify >= 0 and draft + verify > 0
+
+
+def _slopes(batches: list[int], k: int, near: dict[Any, Cell], far: dict[Any, Cell]) -> list[float]:
+    """Seconds a token of context for each batch, at least 0; [len(batches)]."""
+    at = [b for b in batches if (b, k) in near and (b, k) in far]
+    found = []
+    for b in at:
+        low, high = near[b, k], far[b, k]
+        found.append(max(high.seconds - low.seconds, 0.0) / (b * (high.context - low.context)))
+    return np.interp(np.log(batches), np.log(at), found).tolist() if at else [0.0] * len(batches)
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """Atomic: a reader, or a crash, finds the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    partial.replace(path)

@@ -1,0 +1,253 @@
+"""Measures a profile: two engines, with and without the drafter, batch after batch; resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from rollout_spec import provenance
+from rollout_spec.bench.arms import ArmSpec
+from rollout_spec.bench.engine_process import EngineProcess
+from rollout_spec.config import Config, ConfigError, DrafterConfig, PolicyConfig
+from rollout_spec.control.policy import StepResult
+from rollout_spec.control.sweep import Sweep, spread_out
+from rollout_spec.model import resolve
+from rollout_spec.profile import grid, probe
+from rollout_spec.profile.acceptance import Acceptance, count
+from rollout_spec.profile.cell import Cell, Sample, cells, worst_error
+from rollout_spec.profile.record import Profile, acceptance_of, write_json
+from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
+from rollout_spec.workload import Group, build_workload
+
+# Acceptance is measured on prompts and lengths that no benchmark of this seed has.
+HELD_OUT_REPEAT = 2_000_000
+# The long context is measured at so many batch sizes, and takes this many rounds.
+LONG_BATCHES, LONG_ROUNDS = 3, 3
+# Steps of the engine without a drafter, for each batch.
+OFF_STEPS = 24
+# Of the tokens that the cache holds a batch may take this share.
+CACHE_SHARE = 0.9
+
+
+class Profiler:
+    """One profile in one file. Everything is checked before the first engine starts."""
+
+    def __init__(self, config: Config, out: Path) -> None:
+        """Raises ConfigError on a bad model or drafter, a file of another set-up, or contexts beyond the engine's."""
+        self.config, self.out = config, out
+        self.options = config.profile
+        self.k_max = config.drafter.k_max
+        self.ks = self.options.ks or spread_out(self.k_max)
+        self.sizes = self.options.batches or grid.candidates(config.engine.max_num_seqs)
+        self.long = self.options.long_context or 3 * config.engine.max_model_len // 4
+        room = 8 * (self.k_max + 2)
+        if max(self.options.context, self.long) + room > config.engine.max_model_len:
+            raise ConfigError(
+                f"profile.context {self.options.context} or long_context {self.long} leaves fewer than {room} tokens "
+                f"to generate within engine.max_model_len {config.engine.max_model_len}; lower it, or raise that"
+            )
+        resolve(config.model)
+        if config.drafter.model:
+            resolve(config.drafter.model)
+        self.fingerprint = provenance.fingerprint(config.model_dump(mode="json"), ignore=("profile.rounds", "bench"))
+        self.partial = out.with_name(f"{out.stem}.partial.json")
+        self.state = self._resume()
+        self.logs = out.with_name(f"{out.stem}.logs")
+
+    def run(self) -> Profile:
+        """Measure what is missing. Each batch is kept as soon as it is measured."""
+        with tempfile.TemporaryDirectory(prefix="rollout_spec_") as folder:
+            self.trace = Path(folder) / "trace.jsonl"
+            self._step_times()
+            if "acceptance" not in self.state:
+                self.state["acceptance"] = dataclasses.asdict(self._acceptance(Path(folder) / "acceptance.jsonl"))
+                self._keep()
+        profile = self._profile()
+        profile.save(self.out)
+        self.partial.unlink(missing_ok=True)
+        return profile
+
+    def _step_times(self) -> None:
+        if self.state.get("complete"):
+            return
+        say("starting two engines: with the drafter, and without")
+        sweep = PolicyConfig(name="sweep", ks=self.ks)
+        engine = EngineProcess(
+            self.config,
+            ArmSpec("sweep", "fixed", eager(self.config.drafter), sweep),
+            self.logs / "sweep.log",
+            self.trace,
+        )
+        try:
+            plain = EngineProcess(self.config, ArmSpec("off", "off", None, None), self.logs / "off.log")
+            try:
+                for each in (engine, plain):
+                    each.wait_ready()
+                about = engine.call(probe.describe)
+                self._same_engine(about["engine"])
+                self.state["engine"] = about["engine"]
+                self._measure(engine, plain, int(CACHE_SHARE * about["kv_tokens"]))
+            finally:
+                plain.close()
+        finally:
+            engine.close()
+
+    def _measure(self, engine: EngineProcess, plain: EngineProcess, cache: int) -> None:
+        measured = {size: self._cells(size, "short") for size in self.sizes if f"{size} short" in self.state["samples"]}
+        with tqdm(unit="batch", dynamic_ncols=True) as bar:
+            bar.update(len(measured))
+            todo = [size for size in (self.options.batches or grid.first(self.sizes)) if size not in measured]
+            while (size := todo.pop(0) if todo else self._next(measured)) is not None:
+                bar.set_description(f"batch {size}, {self.options.context} tokens of context")
+                context = min(self.options.context, cache // size - 8 * (self.k_max + 2))
+                measured[size] = self._batch(engine, size, context, self.options.rounds, "short")
+                times = plain.call(probe.plain, size, max(context, 1), OFF_STEPS, self.options.seed)
+                if times:
+                    self.state["off"][str(size)] = float(np.median(times))
+                self._keep()
+                bar.update()
+            for size in self._long_sizes(measured, cache):
+                if f"{size} long" not in self.state["samples"]:
+                    bar.set_description(f"batch {size}, {self.long} tokens of context")
+                    self._batch(engine, size, self.long, LONG_ROUNDS, "long")
+                    self._keep()
+                    bar.update()
+        self.state["complete"] = True
+        self._keep()
+
+    def _next(self, measured: dict[int, list[Cell]]) -> int | None:
+        if self.options.batches:
+            return None
+        return grid.next_size(self.sizes, measured, self.options.bend)
+
+    def _long_sizes(self, measured: dict[int, list[Cell]], cache: int) -> list[int]:
+        fit = sorted(size for size, found in measured.items() if found and size * (self.long + 64) <= cache)
+        picks = np.linspace(0, len(fit) - 1, min(LONG_BATCHES, len(fit))).round().astype(int)
+        return [fit[i] for i in dict.fromkeys(picks.tolist())]
+
+    def _batch(self, engine: EngineProcess, size: int, context: int, rounds: int, kind: str) -> list[Cell]:
+        """Rounds of a sweep until the spread is small; the first steps of a batch are thrown away as warm-up."""
+        samples: list[Sample] = []
+        found: list[Cell] = []
+        steps = Sweep(self.ks).round_steps
+        for number in range(rounds):
+            if context < 1:
+                break  # the cache does not hold such a batch
+            seed = self.options.seed + 1000 * size + number
+            decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + 2, seed)
+            samples += [Sample.of(step) for step in decodes[2:]]
+            self.state["prefill"] += [_prefill(step) for step in prefills if not step.decode]
+            found = cells(size, samples)
+            if number >= 2 and worst_error(found) < self.options.error:
+                break
+        self.state["samples"][f"{size} {kind}"] = [list(sample) for sample in samples]
+        return found
+
+    def _cells(self, size: int, kind: str) -> list[Cell]:
+        return cells(size, [Sample(*values) for values in self.state["samples"].get(f"{size} {kind}", [])])
+
+    def _acceptance(self, trace: Path) -> Acceptance:
+        """With the user's own drafter on prompts of the workload; what vLLM was told, where it is told."""
+        synthetic = self.config.drafter.synthetic_acceptance
+        if synthetic is not None:
+            survival = AcceptanceCurve.from_positions(synthetic, self.k_max).survival
+            return Acceptance(survival, (1.0,) * self.k_max, 0, "given (drafter.synthetic_acceptance)")
+        if not self.options.acceptance_prompts:
+            return Acceptance()
+        say("measuring acceptance on held-out prompts")
+        prompts = max(1, self.options.acceptance_prompts // self.config.workload.n)
+        load = self.config.workload.model_copy(update={"num_prompts": prompts})
+        groups = held_out(build_workload(load, self.options.seed, HELD_OUT_REPEAT).groups, load.num_prompts)
+        fixed = PolicyConfig(name="fixed", k=self.k_max)
+        engine = EngineProcess(
+            self.config, ArmSpec("acceptance", "fixed", self.config.drafter, fixed), self.logs / "acceptance.log", trace
+        )
+        try:
+            engine.wait_ready()
+            steps = engine.call(probe.rollout, trace, groups)
+        finally:
+            engine.close()
+        source = f"{len(groups)} prompts of workload {load.name!r}, seed {self.options.seed}, held out"
+        return count(steps, self.k_max, source)
+
+    def _profile(self) -> Profile:
+        state = self.state
+        found = [cell for key in state["samples"] for cell in self._cells(int(key.split()[0]), key.split()[1])]
+        if not found:
+            raise ConfigError(f"profile: no batch gave a steady step; the engines' logs are in {self.logs}")
+        return Profile(
+            provenance=provenance.collect(),
+            engine=state["engine"],
+            k_max=self.k_max,
+            max_num_seqs=self.config.engine.max_num_seqs,
+            cells=sorted(found, key=lambda cell: (cell.batch, cell.context, cell.k)),
+            off={int(size): seconds for size, seconds in sorted(state["off"].items(), key=lambda item: int(item[0]))},
+            prefill_token_seconds=prefill_rate(state["prefill"], min(c.seconds for c in found if c.k == 0)),
+            acceptance=acceptance_of(state["acceptance"]),
+            config=self.config.model_dump(mode="json"),
+        )
+
+    def _resume(self) -> dict[str, Any]:
+        fresh = {"fingerprint": self.fingerprint, "samples": {}, "off": {}, "prefill": []}
+        if not self.partial.exists():
+            return fresh
+        try:
+            state: dict[str, Any] = json.loads(self.partial.read_text("utf-8"))
+            same = state["fingerprint"] == self.fingerprint
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self.partial}: damaged ({error}); delete it to measure afresh") from error
+        if not same:
+            raise ConfigError(f"{self.partial}: was begun with another configuration; delete it, or give another --out")
+        return state
+
+    def _same_engine(self, engine: dict[str, str]) -> None:
+        before = self.state.get("engine", engine)
+        if before != engine:
+            other = [
+                f"{key} {before.get(key)!r}, now {engine[key]!r}" for key in engine if before.get(key) != engine[key]
+            ]
+            raise ConfigError(f"{self.partial}: was begun on another engine ({'; '.join(other)}); delete it")
+
+    def _keep(self) -> None:
+        write_json(self.partial, self.state)
+
+
+def eager(drafter: DrafterConfig) -> DrafterConfig:
+    """The drafter, so set that one that copies finds as many drafts as it is asked for: full drafts are timed."""
+    suffix = drafter.suffix.model_copy(update={"min_token_prob": 0.0, "max_spec_factor": 16.0})
+    return drafter.model_copy(update={"prompt_lookup_min": 1, "suffix": suffix})
+
+
+def _prefill(step: StepResult) -> list[float]:
+    return [float(step.prefill_tokens), step.seconds]
+
+
+def held_out(groups: Sequence[Group], most: int) -> list[Group]:
+    """At most so many groups; imposed lengths become the longest one, for it is long responses that are drafted."""
+    groups = list(groups)[:most]
+    longest = max((max(group.output_tokens) for group in groups if group.output_tokens), default=None)
+    if longest is None:
+        return groups
+    return [dataclasses.replace(group, output_tokens=(longest,) * group.n) for group in groups]
+
+
+def prefill_rate(steps: Sequence[Sequence[float]], base: float) -> float:
+    """Seconds a prompt token, from [tokens, seconds] of steps that held nothing else; `base`: those of an empty step.
+
+    The median over the larger ones: small steps cost what a decode costs, and the first one warms up.
+    """
+    largest = max((tokens for tokens, _ in steps), default=0.0)
+    rates = [max(seconds - base, 0.0) / tokens for tokens, seconds in steps if tokens >= largest / 2]
+    return float(np.median(rates)) if rates else 0.0
+
+
+def say(text: str) -> None:
+    tqdm.write(text, file=sys.stderr)
