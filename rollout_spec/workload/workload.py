@@ -14,10 +14,12 @@ import numpy as np
 
 from rollout_spec.config import ConfigError, WorkloadConfig
 from rollout_spec.workload.lengths import MAX_TOKENS, PROFILES, length_profile, sample_lengths
-from rollout_spec.workload.prompts import generate_prompts
+from rollout_spec.workload.prompts import Prompt, generate_prompts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = ("prompt", "n", "output_tokens", "answer", "id")
+# Lengths are left to the model.
+NATURAL = ("natural", "mixed")
 # Of one prompt; more is a slip.
 MAX_SAMPLES = 100_000
 
@@ -54,20 +56,30 @@ def build_workload(config: WorkloadConfig, seed: int, repeat: int) -> Workload:
     """
     if config.name.endswith(".jsonl"):
         return _read(config, seed)
-    if config.name not in (*PROFILES, "natural"):
-        choices = ", ".join((*PROFILES, "natural"))
+    if config.name not in (*PROFILES, *NATURAL):
+        choices = ", ".join((*PROFILES, *NATURAL))
         raise ConfigError(f"--workload {config.name!r}: no such workload; choose {choices} or a path to a .jsonl file")
     for_prompts, for_lengths = np.random.SeedSequence([seed, repeat]).spawn(2)
-    prompts = generate_prompts(config.num_prompts, int(for_prompts.generate_state(1, np.uint64)[0]))
+    prompts = _prompts(config, int(for_prompts.generate_state(1, np.uint64)[0]))
     source: dict[str, Any] = {"prompts": "generated", "seed": seed, "repeat": repeat}
     lengths: list[tuple[int, ...] | None] = [None] * len(prompts)
-    if config.name != "natural":
+    if config.name not in NATURAL:
         rng = np.random.default_rng(for_lengths)
         sample = sample_lengths(config.name, len(prompts) * config.n, config.scale, rng, config.min_tokens)
         lengths = [tuple(row) for row in sample.reshape(len(prompts), config.n).tolist()]
         source |= {"lengths": length_profile(config.name).source, "scale": config.scale}
     groups = (Group(p.id, p.messages, config.n, row, p.answer) for p, row in zip(prompts, lengths, strict=True))
     return Workload(config.name, tuple(groups), seed, source)
+
+
+def _prompts(config: WorkloadConfig, seed: int) -> list[Prompt]:
+    """Reasoning problems; for "mixed" every other one is a task that copies from its prompt."""
+    if config.name != "mixed":
+        return generate_prompts(config.num_prompts, seed)
+    copying = generate_prompts(config.num_prompts // 2, seed, ["copy"])
+    free = generate_prompts(config.num_prompts - len(copying), seed)
+    both = [prompt for pair in zip(free, copying, strict=False) for prompt in pair]
+    return both + free[len(copying) :]
 
 
 def _read(config: WorkloadConfig, seed: int) -> Workload:

@@ -168,3 +168,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for name, reason in (("gone.jsonl", "No such file"), ("folder.jsonl", "directory")):
         with pytest.raises(ConfigError, match=rf"--workload {tmp_path / name}: cannot be read \(.*{reason}"):
             build_workload(WorkloadConfig(name=str(tmp_path / name)), 0, 0)
+
+
+@pytest.mark.parametrize("count", [1, 6, 7])
+def test_mixed_asks_for_copying_every_other_time(count: int) -> None:
+    groups = build_workload(WorkloadConfig(name="mixed", num_prompts=count, n=2), 3, 0).groups
+    assert [group.prompt_id.startswith("copy-") for group in groups] == [i % 2 == 1 for i in range(count)]
+    assert len({group.prompt_id for group in groups}) == count
+    assert all(group.output_tokens is None for group in groups)
