@@ -13,6 +13,7 @@ from rollout_spec.config import PolicyConfig
 from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
 from rollout_spec.control.registry import make_policy
 from rollout_spec.engine import overrides, sampler_check
+from rollout_spec.engine.prior import FOR_POLICIES, roofline_prior
 from rollout_spec.engine.step_trace import StepTrace
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ class ControlLoop:
         if settings is None or not k_max:
             return None
         overrides.require(config.speculative_config.method)
-        policy = make_policy(PolicyConfig.model_validate(settings.get("policy", {})), k_max)
+        options = PolicyConfig.model_validate(settings.get("policy", {}))
+        prior = None
+        if options.profile is None and options.name in FOR_POLICIES:
+            prior = roofline_prior(config, k_max)
+        policy = make_policy(options, k_max, prior)
         static_k = None
         if config.parallel_config.data_parallel_size > 1:
             logger.warning("rollout_spec: data parallel ranks must agree on K, so K stays %d as in vLLM", k_max)
