@@ -216,7 +216,7 @@ class SimulateConfig(_Node):
     compute_efficiency: float | None = Field(None, gt=0, le=1)
     """Share of the published peak that is reached; none: the default of rollout_spec/simulate/roofline.py."""
     step_times: str | None = None
-    """JSON file with step times (a profile), in place of device and model."""
+    """A profile (`rollout-spec profile`), in place of device and model, and of `acceptance` if it measured that."""
     drafter_params_b: float = Field(0.0, ge=0)
     """Parameters read for each draft token, in billions; 0: no draft model."""
     drafter_pass_us: float = Field(50.0, ge=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -34,6 +34,10 @@ class StepTimes:
     """P(first j drafts accepted), j = 1 ..; empty if not measured."""
     drafted: tuple[float, ...] = field(default=())
     """P(at least j tokens drafted), j = 1 ..; empty: always as many as asked for."""
+    by_position: tuple[float, ...] = (1.0,)
+    """How acceptance changes as a response grows (see `simulate.acceptance_curve`)."""
+    prefill_token_seconds: float = 0.0
+    """Computing one prompt token."""
 
     def __post_init__(self) -> None:
         for name, axis in (("batch", self.batch), ("k", self.k), ("context", self.context)):
@@ -71,6 +75,8 @@ class StepTimes:
             spread=float(data.get("spread", 0.15)),
             acceptance=tuple(float(value) for value in data.get("acceptance", ())),
             drafted=tuple(float(value) for value in data.get("drafted", ())),
+            by_position=tuple(float(value) for value in data.get("by_position", (1.0,))),
+            prefill_token_seconds=float(data.get("prefill_token_seconds", 0.0)),
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -110,6 +116,13 @@ class StepTimes:
             share = self.draft_share
             out.append(times[0] + (1 - share) * (verified - times[0]) + share * (times[k] - times[0]))
         return out
+
+    def without_drafter(self) -> StepTimes:
+        """K=0 as it is with no drafter loaded, as far as that was measured."""
+        if not self.off_seconds:
+            return self
+        taxed = zip(self.seconds, self.drafter_tax(), strict=True)
+        return replace(self, k=(0,), seconds=tuple((tuple(t / tax for t in plane[0]),) for plane, tax in taxed))
 
     def drafter_tax(self) -> list[float]:
         """K=0 with the drafter loaded over no drafter, a batch each; empty if not measured."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_spec.control.policy import StepResult
+from rollout_spec.simulate.acceptance_curve import POSITION_BLOCK
 
-# Response tokens that share one power in `by_position`.
-BLOCK = 32
 # A block is held to its neighbour before it by this many sequence-steps: late blocks are few.
 HELD = 20.0
 # Powers are sought within this range.
@@ -28,7 +27,7 @@ class Acceptance:
     sequence_steps: int = 0
     source: str = "not measured"
     by_position: tuple[float, ...] = (1.0,)
-    """Each entry for BLOCK response tokens: P(first j accepted) there is `accepted[j-1]` to this power."""
+    """Each entry for POSITION_BLOCK response tokens: P(first j accepted) there is `accepted[j-1]` to this power."""
 
     def length(self) -> list[float]:
         """AL(K) for K = 0 .. k_max."""
@@ -59,7 +58,7 @@ def _by_position(asked: Sequence[StepResult], survival: list[float]) -> tuple[fl
     start = min(step.context_tokens / step.decode for step in asked)
     steps: dict[int, list[StepResult]] = {}
     for step in asked:
-        steps.setdefault(int((step.context_tokens / step.decode - start) // BLOCK), []).append(step)
+        steps.setdefault(int((step.context_tokens / step.decode - start) // POSITION_BLOCK), []).append(step)
     powers: list[float] = []
     mean = float(sum(survival))
     for block in range(max(steps) + 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ class Profile:
 
     def step_times(self) -> StepTimes:
         """What the controller and the simulator start from."""
-        return as_step_times(self.cells, self.off, self.acceptance)
+        times = as_step_times(self.cells, self.off, self.acceptance)
+        return replace(times, prefill_token_seconds=self.prefill_token_seconds)
 
     def table(self) -> list[tuple[int, int, int]]:
         """The K with the most tokens a second for each batch, as vLLM's `num_speculative_tokens_per_batch_size`."""
@@ -155,6 +156,7 @@ def as_step_times(cells: Sequence[Cell], off: dict[int, float], acceptance: Acce
         spread=SPREAD,
         acceptance=acceptance.accepted,
         drafted=acceptance.drafted,
+        by_position=acceptance.by_position,
     )
 
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_spec.control.step_times import StepTimes
+
 Floats = NDArray[np.float64]
+# Response tokens that share a power, by default.
+POSITION_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class AcceptanceCurve:
     step_block: int = 32
     by_position: tuple[float, ...] = field(default=(1.0,))
     """Power at the tokens of a response, each entry for `position_block` tokens; the last holds on."""
-    position_block: int = 32
+    position_block: int = POSITION_BLOCK
     drafted: tuple[float, ...] | None = None
     """P(at least j tokens drafted), j = 1 .. k_max, for drafters that may find none; None: always all."""
 
@@ -56,6 +60,19 @@ class AcceptanceCurve:
         while len(values) < k_max:
             values.append(values[-1] * last)
         return cls(survival=tuple(values), **more)  # type: ignore[arg-type]
+
+    @classmethod
+    def measured(cls, times: StepTimes, k_max: int, **more: object) -> AcceptanceCurve:
+        """That of a profile; raises ValueError if it has none."""
+        if not times.acceptance:
+            raise ValueError("these step times come without a measured acceptance")
+        known = {"by_position": times.by_position, **more}
+        if not times.drafted:
+            return cls.from_positions(times.acceptance, k_max, **known)
+        accepted = cls.from_positions(times.acceptance, k_max).survival
+        found = [*times.drafted[:k_max], *[times.drafted[-1]] * (k_max - len(times.drafted))]
+        drafted = tuple(max(d, s) for d, s in zip(found, accepted, strict=True))
+        return cls.from_positions(times.acceptance, k_max, drafted=drafted, **known)
 
     def power(self, round_: int, step: int | NDArray[np.int64]) -> Floats:
         """The moment's power, of the shape of `step`."""

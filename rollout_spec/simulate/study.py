@@ -30,18 +30,22 @@ def run(config: Config) -> dict[str, Any]:
     """Plain JSON values: everything that the table and the plot show, with where it came from."""
     options = config.simulate
     model, prior, ridge = step_times(options)
-    fleet = build_fleet(config, model)
+    fleet = build_fleet(config, model, curve(options, prior))
     told = prior if options.prior else None
     policies = []
+    plain = fleet
+    if options.step_times is not None:  # measured with and without the drafter
+        model = Tabulated(prior.without_drafter(), options.k_max, prior.prefill_token_seconds)
+        plain = replace(fleet, model=model)
     for name in options.policies:
-        policies.append(_run(fleet, name, told, ridge, options.seed))
+        policies.append(_run(plain if name == "off" else fleet, name, told, ridge, options.seed))
         _say(policies[-1])
     better = []
     for rate in options.better_rates:
-        curve = AcceptanceCurve.geometric(rate, fleet.k_max, **_drift(options))
+        geometric = AcceptanceCurve.geometric(rate, fleet.k_max, **_drift(options))
         row = {"rate": rate}
         for name in ("off", "goodput"):
-            row[name] = _run(replace(fleet, acceptance=curve), name, told, ridge, options.seed)["seconds"]
+            row[name] = _run(replace(fleet, acceptance=geometric), name, told, ridge, options.seed)["seconds"]
         better.append(row)
     return {
         "schema": SCHEMA,
@@ -57,7 +61,7 @@ def step_times(options: SimulateConfig) -> tuple[StepModel, StepTimes, float]:
     """The truth of the simulation, the same as a table for the policies, and the ridge point in tokens."""
     if options.step_times is not None:
         times = load_step_times(options.step_times)
-        return Tabulated(times, options.k_max), times, 64.0
+        return Tabulated(times, options.k_max, times.prefill_token_seconds), times, 64.0
     gpu = roofline.device(options.device, options.weight_bytes)
     target = roofline.model(options.model)
     drafter = roofline.Drafter(options.drafter_params_b * 1e9, options.drafter_pass_us * 1e-6)
@@ -69,7 +73,14 @@ def step_times(options: SimulateConfig) -> tuple[StepModel, StepTimes, float]:
     return model, prior, (model.weights + model.expert_weights) / model.token
 
 
-def build_fleet(config: Config, model: StepModel) -> Fleet:
+def curve(options: SimulateConfig, times: StepTimes) -> AcceptanceCurve:
+    """The profile's own acceptance where there is one, else `simulate.acceptance`."""
+    if times.acceptance:
+        return AcceptanceCurve.measured(times, options.k_max, **_drift(options))
+    return AcceptanceCurve.from_positions(options.acceptance, options.k_max, **_drift(options))
+
+
+def build_fleet(config: Config, model: StepModel, acceptance: AcceptanceCurve) -> Fleet:
     options = config.simulate
     rng = np.random.default_rng([options.seed, 7])
     lengths = tuple(
@@ -78,7 +89,7 @@ def build_fleet(config: Config, model: StepModel) -> Fleet:
     )
     return Fleet(
         model=model,
-        acceptance=AcceptanceCurve.from_positions(options.acceptance, options.k_max, **_drift(options)),
+        acceptance=acceptance,
         lengths=lengths,
         max_num_seqs=options.max_num_seqs,
         replicas=options.replicas,

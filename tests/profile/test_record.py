@@ -8,10 +8,11 @@ import pytest
 from rollout_spec.config import ConfigError
 from rollout_spec.control.policy import StepResult
 from rollout_spec.control.registry import make_policy
-from rollout_spec.profile.acceptance import BLOCK, Acceptance, count
+from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell
 from rollout_spec.profile.record import Profile, as_step_times, best_k
 from rollout_spec.profile.run import held_out, prefill_rate
+from rollout_spec.simulate.acceptance_curve import POSITION_BLOCK
 from rollout_spec.workload import Group
 
 SURVIVAL = (0.6, 0.36, 0.2, 0.12)
@@ -115,7 +116,7 @@ def test_acceptance_is_counted_by_sequence_and_by_position():
     assert found.sequence_steps == 3200
     assert found.drafted == (1.0, 1.0, 1.0, 0.75)
     assert found.accepted[0] == pytest.approx(0.55, abs=0.03)
-    early, late = found.by_position[1], found.by_position[350 // BLOCK]
+    early, late = found.by_position[1], found.by_position[350 // POSITION_BLOCK]
     assert sum(s**early for s in found.accepted) == pytest.approx(0.3 + 0.09 + 0.027 + 0.008, abs=0.08)
     assert sum(s**late for s in found.accepted) == pytest.approx(0.8 + 0.64 + 0.512 + 0.41, abs=0.15)
     assert count(steps, 3, "test").accepted == ()
