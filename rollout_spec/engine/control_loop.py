@@ -13,6 +13,7 @@ from rollout_spec.config import PolicyConfig
 from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
 from rollout_spec.control.registry import make_policy
 from rollout_spec.engine import overrides, sampler_check
+from rollout_spec.engine.identity import load_profile
 from rollout_spec.engine.prior import FOR_POLICIES, roofline_prior
 from rollout_spec.engine.step_trace import StepTrace
 
@@ -67,7 +68,10 @@ class ControlLoop:
         overrides.require(config.speculative_config.method)
         options = PolicyConfig.model_validate(settings.get("policy", {}))
         prior = None
-        if options.profile is None and options.name in FOR_POLICIES:
+        if options.profile is not None:
+            prior = load_profile(options.profile, config)
+            logger.info("rollout_spec: starts from the step times of the profile %s", options.profile)
+        elif options.name in FOR_POLICIES:
             prior = roofline_prior(config, k_max)
         policy = make_policy(options, k_max, prior)
         static_k = None

@@ -97,7 +97,8 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
 
     from rollout_spec.engine import overrides
 
-    overrides.require(arguments.get("speculative_config", {}).get("method"))
+    spec = arguments.get("speculative_config", {})
+    overrides.require(spec.get("method"), spec.get("rejection_sample_method") == "synthetic")
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, OSError) as error:

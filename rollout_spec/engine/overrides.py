@@ -4,6 +4,9 @@
 2. `vllm.v1.worker.gpu_model_runner.SuffixDecodingProposer`: the runner constructs this name for method "suffix".
    vLLM's asserts a constant K. Ours is a subclass that becomes active only where an engine carries our settings.
    (`custom_class`, the public way to a drafter of one's own, is told neither K nor the requests.)
+3. `vllm.utils.cpu_triton_utils._rejection_greedy_sample_kernel_impl` and `_rejection_random_sample_kernel_impl`, on CPU
+   and only for an engine with synthetic acceptance, which they refuse: see `synthetic`. (vLLM's `register_kernels`
+   would do after the start, but trips over numba, which n-gram drafting loads.)
 
 Each one checks what it relies on and raises `IncompatibleVLLM` with what changed.
 """
@@ -11,17 +14,27 @@ Each one checks what it relies on and raises `IncompatibleVLLM` with what change
 from __future__ import annotations
 
 import inspect
+import os
+
+# Set where an engine with synthetic acceptance is to start: the plug-in sees it in that engine's processes.
+SYNTHETIC_ENV = "ROLLOUT_SPEC_SYNTHETIC_ACCEPTANCE"
 
 
 class IncompatibleVLLM(RuntimeError):  # noqa: N818 - a state, as a user reads it
     """vLLM changed where we rely on it; the message names the place."""
 
 
-def require(method: str | None) -> None:
-    """What an engine with this speculative method needs is in place, or IncompatibleVLLM. Idempotent."""
+def require(method: str | None, synthetic: bool = False) -> None:
+    """What an engine with this speculative method needs is in place, or IncompatibleVLLM. Idempotent.
+
+    synthetic: the engine accepts drafts by given chances; processes that vLLM starts from here on are told.
+    """
     fix_cpu_expand_kernel()
     if method == "suffix":
         offer_suffix_drafter()
+    if synthetic:
+        os.environ[SYNTHETIC_ENV] = "1"
+        allow_synthetic_acceptance()
 
 
 def fix_cpu_expand_kernel() -> None:
@@ -42,6 +55,30 @@ def fix_cpu_expand_kernel() -> None:
     if sampler_check.kernel_is_right():
         return
     cpu_triton_utils._expand_kernel_impl = sampler_check.expand
+
+
+def allow_synthetic_acceptance() -> None:
+    """Kernels that accept by chance in place of those that refuse to, before the platform registers them."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.utils import cpu_triton_utils
+
+    from rollout_spec.engine import synthetic
+
+    for kind, ours in (("greedy", synthetic.greedy), ("random", synthetic.random)):
+        name = f"_rejection_{kind}_sample_kernel_impl"
+        stock = getattr(cpu_triton_utils, name, None)
+        if stock is ours:
+            continue
+        expected = list(inspect.signature(ours).parameters)
+        actual = None if stock is None else list(inspect.signature(stock).parameters)
+        if actual != expected:
+            raise IncompatibleVLLM(f"vllm.utils.cpu_triton_utils.{name} takes {actual}, not {expected}")
+        assert stock is not None
+        synthetic.STOCK[kind] = stock
+        setattr(cpu_triton_utils, name, ours)
 
 
 def offer_suffix_drafter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from rollout_spec.engine import overrides
 
@@ -15,7 +16,10 @@ def register() -> None:
     This runs in every vLLM of a machine that has our package. Where vLLM changed, it is logged here; an engine that
     carries our settings refuses to start (`overrides.require`), and all others must not notice.
     """
-    for override in (overrides.fix_cpu_expand_kernel, overrides.offer_suffix_drafter):
+    needed = [overrides.fix_cpu_expand_kernel, overrides.offer_suffix_drafter]
+    if overrides.SYNTHETIC_ENV in os.environ:
+        needed.append(overrides.allow_synthetic_acceptance)
+    for override in needed:
         try:
             override()
         except overrides.IncompatibleVLLM as error:

@@ -8,13 +8,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rollout_spec.control.policy import StepResult
-from rollout_spec.workload import Group, generate_prompts
+from rollout_spec.workload import Group
 
 if TYPE_CHECKING:
     from rollout_spec.engine.step_log import StepLog
     from rollout_spec.rollout.worker import RolloutWorker
 
-# The prompts repeat a text of so many tokens, so that a drafter that copies finds drafts.
+# The prompts repeat so many random tokens: a drafter that copies finds drafts, and no two share a prefix.
 TILE = 48
 # Steps between looks at the trace.
 LOOK = 6
@@ -94,9 +94,16 @@ def _submit(worker: RolloutWorker, batch: int, context: int, seed: int) -> list[
 
 
 def _prompt(worker: RolloutWorker, tokens: int, rng: Random) -> list[int]:
-    message = generate_prompts(1, rng.randrange(2**31))[0].messages[0]["content"]
-    tile = worker.tokenizer.encode(message)[:TILE]
-    return (tile * (tokens // len(tile) + 1))[:tokens]
+    model = worker.vllm_config.model_config
+    ends = model.hf_text_config.eos_token_id
+    # An end of sequence in a draft that is accepted by chance would end the sequence.
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    tile: list[int] = []
+    while len(tile) < TILE:
+        token = rng.randrange(model.get_vocab_size())
+        if token not in ends:
+            tile.append(token)
+    return (tile * (tokens // TILE + 1))[:tokens]
 
 
 def _drop(worker: RolloutWorker, ids: list[str]) -> None:

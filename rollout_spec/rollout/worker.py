@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from rollout_spec.rollout.weights import as_files, check_shapes, safetensors_fil
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("vllm.rollout_spec")
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -69,11 +72,18 @@ class RolloutWorker:
         self._next_id = 0
         self._lock = threading.Lock()
         self._check_sampler(arguments)
+        if arguments.get("speculative_config", {}).get("rejection_sample_method") == "synthetic":
+            logger.warning("drafter.synthetic_acceptance is set: drafts are accepted by chance, the text is noise")
 
     @property
     def tokenizer(self) -> Any:
         """vLLM's tokenizer of the model. Prompts given as token ids do without."""
         return self._engine.get_tokenizer()
+
+    @property
+    def vllm_config(self) -> Any:
+        """vLLM's own configuration of the engine."""
+        return self._engine.vllm_config
 
     # -- generation
 

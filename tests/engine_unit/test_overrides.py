@@ -154,3 +154,25 @@ def test_a_vllm_that_changed_stops_our_engines_and_no_others(
     overrides.require(None)
     with pytest.raises(IncompatibleVLLM):
         overrides.require("suffix")
+
+
+def test_synthetic_acceptance_replaces_the_kernels_that_refuse_it_and_leaves_other_steps_to_them(monkeypatch):
+    from vllm.utils import cpu_triton_utils
+
+    from rollout_spec.engine import synthetic
+
+    calls = []
+    for kind in ("greedy", "random"):
+        name = f"_rejection_{kind}_sample_kernel_impl"
+        monkeypatch.setattr(cpu_triton_utils, name, getattr(cpu_triton_utils, name))
+    overrides.allow_synthetic_acceptance()
+    overrides.allow_synthetic_acceptance()
+    assert cpu_triton_utils._rejection_greedy_sample_kernel_impl is synthetic.greedy
+    monkeypatch.setitem(synthetic.STOCK, "greedy", lambda *args: calls.append(("greedy", len(args))))
+    monkeypatch.setitem(synthetic.STOCK, "random", lambda *args: calls.append(("random", len(args))))
+    synthetic.greedy(*range(7))
+    synthetic.random(*range(11))
+    assert calls == [("greedy", 7), ("random", 13)]
+    monkeypatch.setattr(cpu_triton_utils, "_rejection_random_sample_kernel_impl", lambda output: None)
+    with pytest.raises(overrides.IncompatibleVLLM, match="_rejection_random_sample_kernel_impl takes"):
+        overrides.allow_synthetic_acceptance()
