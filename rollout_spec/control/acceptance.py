@@ -18,8 +18,9 @@ from collections.abc import Sequence
 # Before any evidence a draft token is as likely accepted as not, worth this many observations.
 PRIOR_RATE = 0.5
 PRIOR_WEIGHT = 4.0
-# What a profile measured is worth this many: other prompts, weights and drafter may have been behind it.
-PROFILE_WEIGHT = 16.0
+# What a profile measured is worth this many for the mean and none for the certainty: other prompts and weights may have
+# been behind it, so it says where to begin and must not keep anybody from looking.
+PROFILE_WEIGHT = 12.0
 # Evidence fades over this many speculating steps: requests change as the batch drains ...
 MEMORY_STEPS = 200.0
 # ... and over this many sequence-steps: 1/sqrt(2000) is a 2 % error of a rate, and more memory only makes it slow.
@@ -61,12 +62,12 @@ class Acceptance:
         self._up = self._down = 0.0
         self._before: list[float] = []
         self._fresh = False
+        self._told = [0.0] * k_max  # the profile's share of `_reached`
         before = 1.0
         for j, survival in enumerate(profile[:k_max]):
-            # Recent and long run: it counts at once, and does not fade without evidence.
             rate = min(max(survival / before, 0.0), 1.0) if before > 0 else 0.0
-            self._reached[j], self._accepted[j] = PROFILE_WEIGHT, PROFILE_WEIGHT * rate
-            self._long[j] = [PROFILE_WEIGHT * rate, PROFILE_WEIGHT]
+            self._told[j] = self._reached[j] = PROFILE_WEIGHT
+            self._accepted[j] = PROFILE_WEIGHT * rate
             before = survival
         self._update()
 
@@ -140,7 +141,7 @@ class Acceptance:
 
     def evidence(self) -> float:
         """Decayed number of sequence-steps behind the first position."""
-        return self._reached[0] * self._scale
+        return (self._reached[0] - self._told[0]) * self._scale
 
     def previous(self) -> list[float]:
         """AL(K) for K = 0 .. k_max as it stood when the weights last changed; empty before that."""
@@ -166,6 +167,7 @@ class Acceptance:
                 keep = min(1.0, most / max(total[j] * self._scale, 1e-9))
                 counts[j] *= keep
                 total[j] *= keep
+            self._told[j] *= keep
         self._up = self._down = 0.0
         self._fresh = False
 
@@ -173,7 +175,7 @@ class Acceptance:
         self._scale *= keep
         self._fresh = False
         if self._scale < 1e-9:
-            for counts in (self._asked, self._reached, self._drafted, self._accepted):
+            for counts in (self._asked, self._reached, self._drafted, self._accepted, self._told):
                 counts[:] = [count * self._scale for count in counts]
             self._scale = 1.0
 
@@ -212,7 +214,7 @@ class Acceptance:
             mean.append(length)
             # Delta method: relative variances of the factors of a product add up; neighbouring positions share
             # their factors, so their errors are nearly one and deviations add.
-            relative += (1.0 - accept) / (max(accept, 1e-3) * weight)
+            relative += (1.0 - accept) / (max(accept, 1e-3) * (weight - self._told[j] * scale))
             deviation += survive * relative**0.5
             sd.append(deviation)
             # Variance of accepted tokens of one sequence: E[a^2] = sum (2j - 1) P(first j accepted).

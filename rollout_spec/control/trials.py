@@ -29,6 +29,8 @@ STEPS, STEPS_WIDE, WIDE = 4, 2, 16
 # While speculating, K=0 is measured again after this many steps, if the allowance has it: the reference must not
 # go stale. Two steps, for the first still verifies.
 REFERENCE_EVERY, REFERENCE_STEPS = 150, 2
+# As many steps more for each tenth by which K=0 is behind: the choice between them is then safer, and a look dearer.
+REFERENCE_BEHIND = 10.0
 
 
 class Trial(NamedTuple):
@@ -88,7 +90,8 @@ class Trials:
             worth = horizon * expected_improvement(gain[k], sd[k]) - loss
             if worth > most and loss * seconds[k] <= self._allowance:
                 chosen, most, price = Trial(k, steps, "trial"), worth, loss * seconds[k]
-        if chosen is None and best and self._since_reference >= REFERENCE_EVERY:
+        wait = REFERENCE_EVERY * (1.0 + REFERENCE_BEHIND * max(0.0, -gain[0]))
+        if chosen is None and best and self._since_reference >= wait:
             price = REFERENCE_STEPS * max(0.0, -gain[0]) * seconds[0]
             if price <= self._allowance:
                 chosen = Trial(0, REFERENCE_STEPS, "reference")

@@ -119,12 +119,18 @@ def test_profile_is_read_at_the_drafts_that_there_are():
 
 def test_profiled_acceptance_is_believed_at_first_and_not_for_long():
     acceptance = Goodput(4, profile(lambda b, k: 0.01, acceptance=(0.9, 0.81))).acceptance
-    assert acceptance.length()[0][2] == pytest.approx(2.71, abs=0.1)
+    assert acceptance.length()[0][2] == pytest.approx(2.5, abs=0.1)
     # The positions beyond go on like the last, as without a profile.
     assert acceptance.length()[0][4] > 3.5
     for _ in range(4):
         acceptance.observe(2, 64, [64, 64, 0, 0], [13, 3, 0, 0])
     assert acceptance.length()[0][2] == pytest.approx(1.25, abs=0.1)
+
+
+def test_profile_that_says_no_draft_is_accepted_keeps_nobody_from_trying():
+    policy = Goodput(4, profile(lambda b, k: 0.01 * (1 + 0.2 * k), acceptance=(0.05, 0.01, 0.0, 0.0)))
+    chosen = feed(policy, steps=60, seconds=lambda k, t: 0.01 * (1 + 0.2 * k), rate=0.8)
+    assert min(chosen[30:]) > 0
 
 
 def test_counts_that_disagree_do_not_break_the_choice():
