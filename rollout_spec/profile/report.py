@@ -17,7 +17,7 @@ def render(profile: Profile) -> str:
     lines = [f"{key:<14}{value}" for key, value in profile.engine.items()]
     lines += [
         "",
-        f"{'batch':>6}{'K=0 ms':>9}{'no drafter':>12}{'best K':>8}{'speed-up':>10}   parts of the best K's step, ms",
+        f"{'batch':>6}{'K=0 ms':>9}{'no drafter':>18}{'best K':>8}{'speed-up':>10}   parts of the best K's step, ms",
     ]
     best = []
     for batch in times.batch:
@@ -27,10 +27,15 @@ def render(profile: Profile) -> str:
         off = profile.off.get(batch)
         tax = f"{1e3 * off:.1f} ({100 * (base / off - 1):+.1f} %)" if off else "-"
         gain = length[k] * base / times.expected(batch, drafts, times.context[0])[k] if known else 1.0
-        lines.append(f"{batch:>6}{1e3 * base:>9.1f}{tax:>12}{k:>8}{gain:>9.2f}x   {_parts(profile.cells, batch, k)}")
+        lines.append(f"{batch:>6}{1e3 * base:>9.1f}{tax:>18}{k:>8}{gain:>9.2f}x   {_parts(profile.cells, batch, k)}")
     corner = knee([cell for cell in profile.cells if cell.context < 1.5 * times.context[0] + 64])
     lines.append("")
-    if corner is not None:
+    if corner is not None and corner.tokens < 2 * min(cell.batch for cell in profile.cells):
+        lines.append(
+            f"no knee: a step takes about {1e3 * corner.flat:.1f} ms, and {1e6 * corner.per_token:.0f} us more for "
+            "each token from the first on"
+        )
+    elif corner is not None:
         lines.append(
             f"knee: up to {corner.tokens:.0f} tokens a step takes about {1e3 * corner.flat:.1f} ms, "
             f"beyond it {1e6 * corner.per_token:.0f} us a token"

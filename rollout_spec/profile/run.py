@@ -31,8 +31,8 @@ from rollout_spec.workload import Group, build_workload
 HELD_OUT_REPEAT = 2_000_000
 # The long context is measured at so many batch sizes, and takes this many rounds.
 LONG_BATCHES, LONG_ROUNDS = 3, 3
-# Steps of the engine without a drafter, for each batch.
-OFF_STEPS = 24
+# Steps of the engine without a drafter in each round, and those of a round that are warm-up.
+OFF_STEPS, WARM_UP = 10, 2
 # Of the tokens that the cache holds a batch may take this share.
 CACHE_SHARE = 0.9
 
@@ -108,10 +108,7 @@ class Profiler:
             while (size := todo.pop(0) if todo else self._next(measured)) is not None:
                 bar.set_description(f"batch {size}, {self.options.context} tokens of context")
                 context = min(self.options.context, cache // size - 8 * (self.k_max + 2))
-                measured[size] = self._batch(engine, size, context, self.options.rounds, "short")
-                times = plain.call(probe.plain, size, max(context, 1), OFF_STEPS, self.options.seed)
-                if times:
-                    self.state["off"][str(size)] = float(np.median(times))
+                measured[size] = self._batch(engine, size, context, self.options.rounds, "short", plain)
                 self._keep()
                 bar.update()
             for size in self._long_sizes(measured, cache):
@@ -133,22 +130,38 @@ class Profiler:
         picks = np.linspace(0, len(fit) - 1, min(LONG_BATCHES, len(fit))).round().astype(int)
         return [fit[i] for i in dict.fromkeys(picks.tolist())]
 
-    def _batch(self, engine: EngineProcess, size: int, context: int, rounds: int, kind: str) -> list[Cell]:
-        """Rounds of a sweep until the spread is small; the first steps of a batch are thrown away as warm-up."""
+    def _batch(
+        self,
+        engine: EngineProcess,
+        size: int,
+        context: int,
+        rounds: int,
+        kind: str,
+        plain: EngineProcess | None = None,
+    ) -> list[Cell]:
+        """Rounds of a sweep until the spread is small, each followed by steps of the engine without a drafter.
+
+        The first steps of a round are thrown away as warm-up.
+        """
         samples: list[Sample] = []
+        off: list[float] = []
         found: list[Cell] = []
         steps = Sweep(self.ks).round_steps
         for number in range(rounds):
             if context < 1:
                 break  # the cache does not hold such a batch
             seed = self.options.seed + 1000 * size + number
-            decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + 2, seed)
-            samples += [Sample.of(step) for step in decodes[2:]]
+            decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + WARM_UP, seed)
+            samples += [Sample.of(step) for step in decodes[WARM_UP:]]
+            if plain is not None:
+                off += plain.call(probe.plain, size, context, OFF_STEPS, seed)[WARM_UP:]
             self.state["prefill"] += [_prefill(step) for step in prefills if not step.decode]
             found = cells(size, samples)
             if number >= 2 and worst_error(found) < self.options.error:
                 break
         self.state["samples"][f"{size} {kind}"] = [list(sample) for sample in samples]
+        if off:
+            self.state["off"][str(size)] = float(np.median(off))
         return found
 
     def _cells(self, size: int, kind: str) -> list[Cell]:

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The controller, started from a profile, against every fixed K and vLLM's table filled in from the same profile; and
+# the simulator against what was measured. About 70 minutes on 2 quiet cores; goes on where it was interrupted.
+# Results: this folder, a profile for each drafter and temperature and a subfolder for each benchmark.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+here=experiments/controller
+bin=.venv/bin
+
+profile() { # NAME CONFIG OPTION...
+  local name=$1 config=$2
+  shift 2
+  [ -e "$here/$name.json" ] || $bin/rollout-spec profile --config "$config" --out "$here/$name.json" "$@"
+}
+
+bench() { # NAME PROFILE CONFIG ARMS OPTION...
+  local name=$1 profile=$here/$2.json config=$3 arms=$4 table
+  shift 4
+  table=$($bin/python -c 'import json, sys
+print(json.load(open(sys.argv[1]))["exports"]["num_speculative_tokens_per_batch_size"])' "$profile")
+  $bin/rollout-spec bench --config "$config" --out "$here/$name" --arms "$arms" \
+    --set policy.profile="$profile" --set bench.table="$table" "$@"
+}
+
+[ -e out/emulated/draft ] || $bin/python experiments/moe/make_model.py --out out/emulated
+head_t1=(--temperature 1 --set "drafter.synthetic_acceptance=[0.51,0.26,0.12,0.06,0.03]")
+ngram=configs/bench/cpu.yaml head=configs/bench/emulated_head.yaml
+all=off,fixed:1,fixed:3,fixed:5,table,goodput
+
+profile ngram_t0 $ngram
+bench ngram_t0_heavy ngram_t0 $ngram $all,fixed:8
+bench ngram_t0_clipped ngram_t0 $ngram $all --workload clipped_math
+profile head_t0 $head
+bench head_t0_heavy head_t0 $head $all
+bench head_t0_clipped head_t0 $head $all --workload clipped_math
+profile head_t1 $head --set sampling.temperature=1 "${head_t1[@]:2}"
+bench head_t1_heavy head_t1 $head $all "${head_t1[@]}"
+bench head_t1_clipped head_t1 $head $all --workload clipped_math "${head_t1[@]}"
+bench mixed ngram_t0 $ngram off,fixed:3,fixed:8,table,goodput,budget,aimd --workload mixed --set workload.max_tokens=256
