@@ -237,7 +237,9 @@ class SimulateConfig(_Node):
     max_num_seqs: int = Field(256, ge=1)
     queue: Literal["static", "shared"] = "static"
     sequences: int = Field(1024, ge=1)
-    """Responses of one rollout, over all replicas."""
+    """Responses of one rollout, over all replicas; those of the trace where workload.name is a .jsonl file."""
+    arrival_rate: float = Field(0.0, ge=0)
+    """Requests that come a second, at random, over the whole fleet; 0: all at the start."""
     prompt_tokens: int = Field(500, ge=0)
     noise: float = Field(0.03, ge=0)
     """Scatter of step times (deviation of the logarithm)."""

@@ -7,9 +7,6 @@ Arms are compared in pairs by repeat number, since what disturbs a machine distu
 from __future__ import annotations
 
 import json
-import os
-import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -18,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rollout_spec.config import ConfigError
+from rollout_spec.files import write_json
 
 SCHEMA = "rollout-spec/bench/1"
 
@@ -230,23 +228,7 @@ class Results:
 
     def save(self, path: str | Path) -> None:
         """Atomic: a reader, or a crash, finds the old file or the new one, whole."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        # A list of numbers on one line. JSON strings hold no raw line break, so none can be altered.
-        text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found.group()), text)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink()
-            raise
+        write_json(path, self.to_dict())
 
     def _summarise(self) -> None:
         self.arms = [summarise(arm, self.off) for arm in self.arms]

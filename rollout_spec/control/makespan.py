@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 # Responses of a prompt that are remembered: older ones came from an older policy.
@@ -94,10 +94,3 @@ def longest_first(prompts: Sequence[Hashable], lengths: Lengths) -> list[int]:
     """Indices of `prompts` in the order to admit them; those alike keep their order."""
     expected = {prompt: lengths.expected(prompt) for prompt in set(prompts)}
     return sorted(range(len(prompts)), key=lambda i: -expected[prompts[i]])
-
-
-def tail(remaining: Iterable[float], share: float = 0.5) -> list[int]:
-    """Indices of the requests that set the makespan: those with at least `share` of the longest remaining length."""
-    values = list(remaining)
-    most = max(values, default=0.0)
-    return [i for i, value in enumerate(values) if value >= share * most]

@@ -40,7 +40,7 @@ class Cell:
     """Mean context tokens a sequence."""
     seconds: float
     error: float
-    """Standard error of `seconds`, relative."""
+    """Standard error of `seconds`, relative; 1 with fewer than three samples."""
     samples: int
     filled: float = 1.0
     """Share of the draft tokens that the drafter found; `seconds` is scaled up to all of them, linearly."""
@@ -104,7 +104,7 @@ def _error(steps: Sequence[Sample]) -> float:
     """Relative standard error of the median, from the median absolute deviation: a hiccup does not count."""
     times = np.array([s.seconds for s in steps])
     if len(times) < 3:
-        return float("inf")
+        return 1.0
     middle = float(np.median(times))
     deviation = 1.4826 * float(np.median(np.abs(times - middle)))
     return float(1.2533 * deviation / middle / len(times) ** 0.5)

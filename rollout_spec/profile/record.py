@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from rollout_spec.config import ConfigError
 from rollout_spec.control.step_times import StepTimes
+from rollout_spec.files import write_json
 from rollout_spec.profile.acceptance import Acceptance
 from rollout_spec.profile.cell import Cell
 
@@ -173,11 +174,3 @@ def _slopes(batches: list[int], k: int, near: dict[Any, Cell], far: dict[Any, Ce
         low, high = near[b, k], far[b, k]
         found.append(max(high.seconds - low.seconds, 0.0) / (b * (high.context - low.context)))
     return np.interp(np.log(batches), np.log(at), found).tolist() if at else [0.0] * len(batches)
-
-
-def write_json(path: Path, tree: Any) -> None:
-    """Atomic: a reader, or a crash, finds the old file or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
-    partial.replace(path)

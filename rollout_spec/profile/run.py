@@ -19,11 +19,12 @@ from rollout_spec.bench.engine_process import EngineProcess
 from rollout_spec.config import Config, ConfigError, DrafterConfig, PolicyConfig
 from rollout_spec.control.policy import StepResult
 from rollout_spec.control.sweep import Sweep, spread_out
+from rollout_spec.files import write_json
 from rollout_spec.model import resolve
 from rollout_spec.profile import grid, probe
 from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell, Sample, cells, worst_error
-from rollout_spec.profile.record import Profile, acceptance_of, write_json
+from rollout_spec.profile.record import Profile, acceptance_of
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.workload import Group, build_workload
 

@@ -40,6 +40,9 @@ class Fleet:
     replicas: int = 1
     queue: Literal["static", "shared"] = "static"
     """Who serves a request: fixed beforehand, round robin, or whichever replica has room first."""
+    arrivals: tuple[Floats, ...] | None = None
+    """Seconds from the start of its rollout at which each request comes, ascending, an array a rollout; None: all at
+    once."""
     prompt_tokens: int = 0
     noise: float = 0.0
     """Deviation of the logarithm of a step time."""
@@ -138,6 +141,7 @@ class _Rollout:
         for queue in self.queues:
             queue.reverse()
         self.waiting = len(order)
+        self.arrival: Floats = np.zeros(len(order)) if fleet.arrivals is None else np.asarray(fleet.arrivals[number])
         self.zeros = (0,) * fleet.k_max
         self.finished = 0.0
 
@@ -152,9 +156,33 @@ class _Rollout:
                 if busy.mean() < 0.7 or width <= 0.7 * live.shape[1]:
                     self._compact(busy, width)
                     live = self.ident >= 0
+            if self.waiting and self.fleet.arrivals is not None:
+                self._wait(live)
             rows = self._due(live)
-            fresh = self._admit(rows) if self.waiting else None
-            self._advance(rows, fresh)
+            fresh = None
+            if self.waiting:
+                fresh = self._admit(rows)
+                rows = rows[np.any(self.ident[rows] >= 0, axis=1)]
+            if len(rows):
+                self._advance(rows, fresh)
+
+    def _wait(self, live: Mask) -> None:
+        """Idle replicas sleep until their next request comes."""
+        for row in np.flatnonzero(~live.any(1)).tolist():
+            queue = self._queue(row)
+            if queue:
+                self.clock[row] = max(self.clock[row], self.arrival[queue[-1]])
+
+    def _queue(self, row: int) -> list[int]:
+        """Requests that this row may serve, the next one last."""
+        return self.queues[0 if self.fleet.queue == "shared" else int(self.replica[row])]
+
+    def _arrived(self, row: int) -> int:
+        """How many of them have come and wait."""
+        queue, now = self._queue(row), self.clock[row]
+        if self.fleet.arrivals is None or not queue or self.arrival[queue[0]] <= now:
+            return len(queue)
+        return sum(self.arrival[request] <= now for request in queue)
 
     def _due(self, live: Mask) -> Ints:
         """Rows that step now: all, or while a shared queue holds requests those that start before others can end."""
@@ -170,13 +198,12 @@ class _Rollout:
     def _admit(self, rows: Ints) -> Mask:
         """Fill free slots from the queues, in order of the clocks; the mask of sequences that are new."""
         fresh = np.zeros(self.ident.shape, dtype=bool)
-        shared = self.fleet.queue == "shared"
         for row in rows[np.argsort(self.clock[rows], kind="stable")].tolist():
-            queue = self.queues[0 if shared else int(self.replica[row])]
+            queue = self._queue(row)
             if not queue:
                 continue
             for slot in np.flatnonzero(self.ident[row] < 0).tolist():
-                if not queue:
+                if not queue or self.arrival[queue[-1]] > self.clock[row]:
                     break
                 request = queue.pop()
                 self.waiting -= 1
@@ -240,10 +267,8 @@ class _Rollout:
 
     def _views(self, take: Any, live: Mask, scheduled: Ints, prefill: Ints) -> list[StepView]:
         context = (self.context[take] * live).sum(1).tolist()
-        if self.fleet.queue == "static" and self.waiting:
-            waiting = [len(self.queues[r]) for r in self.replica[take].tolist()]
-        else:
-            waiting = [self.waiting] * len(context)
+        rows_taken = np.arange(len(self.replica))[take].tolist()
+        waiting = [self._arrived(row) for row in rows_taken] if self.waiting else [0] * len(context)
         names: list[tuple[str, ...]] = [()] * len(context)
         remaining: list[tuple[float, ...]] = [()] * len(context)
         if self.wants_requests:

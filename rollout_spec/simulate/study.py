@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollout_spec import provenance
-from rollout_spec.config import Config, SimulateConfig
+from rollout_spec.config import Config, ConfigError, SimulateConfig
 from rollout_spec.control.registry import load_step_times
 from rollout_spec.control.step_times import StepTimes
 from rollout_spec.simulate import roofline
@@ -18,7 +18,8 @@ from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.simulate.contenders import make
 from rollout_spec.simulate.fleet import Fleet, simulate
 from rollout_spec.simulate.step_model import Analytic, StepModel, Tabulated, steady, tabulate
-from rollout_spec.workload.lengths import sample_lengths
+from rollout_spec.workload.lengths import Ints, sample_lengths
+from rollout_spec.workload.workload import build_workload
 
 SCHEMA = 1
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -83,10 +84,10 @@ def curve(options: SimulateConfig, times: StepTimes) -> AcceptanceCurve:
 def build_fleet(config: Config, model: StepModel, acceptance: AcceptanceCurve) -> Fleet:
     options = config.simulate
     rng = np.random.default_rng([options.seed, 7])
-    lengths = tuple(
-        sample_lengths(config.workload.name, options.sequences, config.workload.scale, rng)
-        for _ in range(options.rollouts)
-    )
+    lengths = tuple(_lengths(config, number, rng) for number in range(options.rollouts))
+    arrivals = None
+    if options.arrival_rate:
+        arrivals = tuple(rng.exponential(1.0 / options.arrival_rate, len(some)).cumsum() for some in lengths)
     return Fleet(
         model=model,
         acceptance=acceptance,
@@ -94,12 +95,23 @@ def build_fleet(config: Config, model: StepModel, acceptance: AcceptanceCurve) -
         max_num_seqs=options.max_num_seqs,
         replicas=options.replicas,
         queue=options.queue,
+        arrivals=arrivals,
         prompt_tokens=options.prompt_tokens,
         noise=options.noise,
         trainer_seconds=options.trainer_seconds,
         refresh_every=options.refresh_every,
         refresh_seconds=options.refresh_seconds,
     )
+
+
+def _lengths(config: Config, number: int, rng: np.random.Generator) -> Ints:
+    """Of one rollout: from a distribution, or those of a recorded trace (a workload file with `output_tokens`)."""
+    if not config.workload.name.endswith(".jsonl"):
+        return sample_lengths(config.workload.name, config.simulate.sequences, config.workload.scale, rng)
+    groups = build_workload(config.workload, config.simulate.seed, number).groups
+    if any(group.output_tokens is None for group in groups):
+        raise ConfigError(f"workload.name {config.workload.name}: to simulate it, each line needs `output_tokens`")
+    return np.array([length for group in groups for length in group.output_tokens or ()])
 
 
 def by_batch(fleet: Fleet) -> list[dict[str, float]]:

@@ -5,7 +5,7 @@ import pytest
 from rollout_spec.config import ConfigError
 from rollout_spec.control.acceptance import Acceptance
 from rollout_spec.control.aimd import Aimd
-from rollout_spec.control.makespan import Lengths, longest_first, tail
+from rollout_spec.control.makespan import Lengths, longest_first
 from rollout_spec.control.policy import StepResult, StepView
 from rollout_spec.control.registry import POLICIES, make_policy
 from rollout_spec.control.requests import RequestRates
@@ -72,7 +72,6 @@ def test_longest_expected_come_first():
     assert longest_first(["short", "new", "long"], lengths) == [2, 1, 0]
     assert lengths.remaining("long", 500) > 200
     assert lengths.remaining("long", 990) <= 10
-    assert tail([10.0, 100.0, 60.0]) == [1, 2]
 
 
 def result(requests):

@@ -81,6 +81,100 @@ def test_speedup_by_batch_of_a_published_70b_is_met():
     assert speedup == pytest.approx([2.1, 1.9, 1.6, 1.2, 0.95, 0.85], rel=0.1)
 
 
+def test_a_drafter_that_finds_less_costs_less_and_accepts_no_more():
+    full = AcceptanceCurve.from_positions((0.4, 0.2, 0.1, 0.05), 4)
+    sparse = AcceptanceCurve.from_positions((0.4, 0.2, 0.1, 0.05), 4, drafted=(0.5, 0.4, 0.3, 0.3))
+    seen = {}
+
+    class Spy(Fixed):
+        def observe(self, result):
+            for key in ("drafted", "accepted"):
+                seen[key] = [a + b for a, b in zip(seen.get(key, [0] * 4), getattr(result, key), strict=True)]
+
+    lengths = (np.full(64, 400),)
+    seconds = {}
+    for name, curve in (("full", full), ("sparse", sparse)):
+        seen.clear()
+        seconds[name] = simulate(fleet(acceptance=curve, lengths=lengths, max_num_seqs=64), lambda: Spy(4), 0).seconds
+    assert seen["drafted"][1] / seen["drafted"][0] == pytest.approx(0.4 / 0.5, rel=0.03)
+    assert seen["accepted"][0] / seen["drafted"][0] == pytest.approx(0.4 / 0.5, rel=0.03)
+    assert all(a <= d for a, d in zip(seen["accepted"], seen["drafted"], strict=True))
+    assert seconds["sparse"] < 0.85 * seconds["full"]
+    with pytest.raises(ValueError, match="nowhere below"):
+        AcceptanceCurve.from_positions((0.4, 0.2), 2, drafted=(0.3, 0.2))
+
+
+def test_acceptance_changes_along_a_response():
+    curve = AcceptanceCurve.geometric(0.5, 4, by_position=(8.0, 0.1), position_block=100)
+    tokens = []
+
+    class Spy(Fixed):
+        def observe(self, result):
+            if result.k:
+                tokens.append((result.context_tokens / result.decode, sum(result.accepted) / result.decode))
+
+    simulate(fleet(acceptance=curve, lengths=(np.full(8, 400),)), lambda: Spy(4), 0)
+    early = np.mean([t for c, t in tokens if c < 90])
+    late = np.mean([t for c, t in tokens if c > 150])
+    assert early < 0.1
+    assert late > 3.0
+
+
+def test_simulates_from_a_profile(tmp_path):
+    times = tabulate(MODEL, [1, 4, 16], 4, [0, 1000], 0.1)
+    measured = times.to_mapping() | {
+        "off_seconds": [0.9 * plane[0][0] for plane in times.seconds],
+        "acceptance": [0.8, 0.6, 0.5, 0.4],
+        "drafted": [0.9, 0.8, 0.8, 0.8],
+        "prefill_token_seconds": 1e-5,
+    }
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"step_times": measured}))
+    command = ["simulate", "--out", str(tmp_path / "out"), "--set", f"simulate.step_times={profile}"]
+    command += ["--set", "simulate.k_max=4", "--set", "simulate.sequences=32", "--set", "simulate.replicas=2"]
+    command += ["--set", "workload.scale=0.02", "--set", "simulate.policies=[off, 'fixed:0', goodput]"]
+    assert main(command) == 0
+    rows = {row["policy"]: row for row in json.loads((tmp_path / "out" / "results.json").read_text())["policies"]}
+    # No drafter is loaded where it is off.
+    assert rows["off"]["seconds"] == pytest.approx(0.9 * rows["fixed:0"]["seconds"], rel=0.04)
+    assert rows["goodput"]["seconds"] < rows["off"]["seconds"]
+
+
+@pytest.mark.parametrize("queue", ["static", "shared"])
+def test_requests_that_come_later_start_later(queue):
+    lengths = (np.full(30, 10),)
+    late = (np.linspace(0.0, 60.0, 30),)
+    starts = []
+
+    class Spy(Fixed):
+        def decide(self, view):
+            starts.append((view.decode, view.waiting))
+            return super().decide(view)
+
+    world = fleet(lengths=lengths, arrivals=late, replicas=2, queue=queue, max_num_seqs=2)
+    outcome = simulate(world, lambda: Spy(0), 0)
+    assert outcome.tokens == 300
+    # Two seconds between requests of 0.1 s each: nobody ever waits, and the last one ends soon after it came.
+    assert max(starts) == (1, 0)
+    assert 60.0 < outcome.seconds < 60.5
+    at_once = simulate(fleet(lengths=lengths, replicas=2, queue=queue, max_num_seqs=2), lambda: Fixed(0), 0)
+    assert at_once.seconds < 2.0
+
+
+def test_simulates_a_recorded_trace(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"prompt": "a", "n": 2, "output_tokens": [30, 70]}\n{"prompt": "b", "n": 1, "output_tokens": 9}\n'
+    )
+    command = ["simulate", "--out", str(tmp_path / "out"), "--set", f"workload.name={trace}"]
+    command += ["--set", "simulate.policies=[off]", "--set", "simulate.replicas=1", "--set", "simulate.arrival_rate=5"]
+    assert main(command) == 0
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["policies"][0]
+    assert row["tokens"] == 109
+    trace.write_text('{"prompt": "a"}\n')
+    assert main(command) == 2
+
+
 def test_command_writes_table_results_and_plot(tmp_path, capsys):
     config = tmp_path / "c.yaml"
     config.write_text(
