@@ -19,21 +19,21 @@ bench() { # NAME PROFILE CONFIG ARMS OPTION...
   table=$($bin/python -c 'import json, sys
 print(json.load(open(sys.argv[1]))["exports"]["num_speculative_tokens_per_batch_size"])' "$profile")
   $bin/rollout-spec bench --config "$config" --out "$here/$name" --arms "$arms" \
-    --set policy.profile="$profile" --set bench.table="$table" "$@"
+    --set policy.profile="$profile" --set bench.table="$table" --set bench.warmup_tokens=24 "$@"
 }
 
 [ -e out/emulated/draft ] || $bin/python experiments/moe/make_model.py --out out/emulated
 head_t1=(--temperature 1 --set "drafter.synthetic_acceptance=[0.51,0.26,0.12,0.06,0.03]")
 ngram=configs/bench/cpu.yaml head=configs/bench/emulated_head.yaml
-all=off,fixed:1,fixed:3,fixed:5,table,goodput
+arms=off,fixed:1,fixed:3,table,goodput
 
 profile ngram_t0 $ngram
-bench ngram_t0_heavy ngram_t0 $ngram $all,fixed:8
-bench ngram_t0_clipped ngram_t0 $ngram $all --workload clipped_math
-profile head_t0 $head
-bench head_t0_heavy head_t0 $head $all
-bench head_t0_clipped head_t0 $head $all --workload clipped_math
+bench ngram_t0_heavy ngram_t0 $ngram off,fixed:1,fixed:3,fixed:5,table,goodput,fixed:8
 profile head_t1 $head --set sampling.temperature=1 "${head_t1[@]:2}"
-bench head_t1_heavy head_t1 $head $all "${head_t1[@]}"
-bench head_t1_clipped head_t1 $head $all --workload clipped_math "${head_t1[@]}"
-bench mixed ngram_t0 $ngram off,fixed:3,fixed:8,table,goodput,budget,aimd --workload mixed --set workload.max_tokens=256
+bench head_t1_heavy head_t1 $head $arms "${head_t1[@]}"
+bench head_t1_clipped head_t1 $head $arms --workload clipped_math "${head_t1[@]}"
+profile head_t0 $head
+bench head_t0_heavy head_t0 $head $arms
+bench head_t0_clipped head_t0 $head $arms --workload clipped_math
+bench mixed ngram_t0 $ngram off,fixed:3,goodput,budget --workload mixed --set workload.max_tokens=256
+bench ngram_t0_clipped ngram_t0 $ngram $arms --workload clipped_math

@@ -1,7 +1,8 @@
 """Goes through K after K, for measuring: each for some steps, between them steps that draft or verify only.
 
 A visit to K is the decisions K, K, .., 0, 0. Its first step drafts and verifies nothing, the last but one verifies
-and drafts nothing, the last does neither: their differences split a step into base, drafting and verification.
+and drafts nothing, the last does neither: their differences split a step into base, drafting and verification. K = 0 is
+visited too, because a step right after a verification is slower than one among its like.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ STEADY = 3
 
 
 class Sweep(Static):
-    """Each round visits every K once, in a new order: what drifts disturbs all of them alike."""
+    """Each round visits every K once, 0 included, in a new order: what drifts disturbs all of them alike."""
 
     def __init__(self, ks: Sequence[int]) -> None:
-        self.ks = sorted({k for k in ks if k > 0})
+        self.ks = sorted({0, *ks})
         self._rng = Random(0)
         self._plan: list[Decision] = []
 
@@ -34,7 +35,7 @@ class Sweep(Static):
             for k in self._rng.sample(self.ks, len(self.ks)):
                 # Taken from the end.
                 self._plan += [Decision(0, "sweep")] * 2 + [Decision(k, "sweep")] * (STEADY + 1)
-        return self._plan.pop() if self._plan else Decision(0, "sweep")
+        return self._plan.pop()
 
 
 def spread_out(k_max: int) -> list[int]:

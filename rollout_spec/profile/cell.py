@@ -23,11 +23,13 @@ class Sample(NamedTuple):
     draft_tokens: int
     context: float  # tokens a sequence
     model_seconds: float
+    k_before: int
+    """K that the step before it verified."""
 
     @classmethod
-    def of(cls, step: StepResult) -> Self:
+    def of(cls, before: StepResult, step: StepResult) -> Self:
         context = step.context_tokens / step.decode if step.decode else 0.0
-        return cls(step.seconds, step.k, step.k_next, step.draft_tokens, context, step.model_seconds)
+        return cls(step.seconds, step.k, step.k_next, step.draft_tokens, context, step.model_seconds, before.k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,11 @@ class Cell:
 
 def cells(batch: int, samples: Sequence[Sample]) -> list[Cell]:
     """A cell for each K that was steadily used, K = 0 first; empty where K = 0 was not."""
-    steps = {(s.k, s.k_next): [t for t in samples if (t.k, t.k_next) == (s.k, s.k_next)] for s in samples}
+    steps: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        # A step that verifies nothing counts among its like; right after a verification it is slower.
+        if sample.k or not sample.k_before:
+            steps.setdefault((sample.k, sample.k_next), []).append(sample)
     if (0, 0) not in steps:
         return []
     base = _median(steps[0, 0])

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class Profiler:
                 break  # the cache does not hold such a batch
             seed = self.options.seed + 1000 * size + number
             decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + WARM_UP, seed)
-            samples += [Sample.of(step) for step in decodes[WARM_UP:]]
+            samples += [Sample.of(*pair) for pair in pairwise(decodes[WARM_UP - 1 :])]
             if plain is not None:
                 off += plain.call(probe.plain, size, context, OFF_STEPS, seed)[WARM_UP:]
             self.state["prefill"] += [_prefill(step) for step in prefills if not step.decode]

@@ -15,7 +15,7 @@ from rollout_spec.config import Config
 BROKEN = 99
 
 
-def answers(connection: Connection, config: Config, arm: ArmSpec, log: str) -> None:
+def answers(connection: Connection, config: Config, arm: ArmSpec, log: str, trace: Path | None) -> None:
     Path(log).write_text("a log")
     connection.send(("ready", None))
     while True:
@@ -24,6 +24,9 @@ def answers(connection: Connection, config: Config, arm: ArmSpec, log: str) -> N
             return
         if command == "warm_up":
             connection.send(("done", None))
+        elif command == "call":
+            function, values = arguments
+            connection.send(("result", function(*values)))
         elif arguments[1] == BROKEN:
             connection.send(("error", "ValueError: no memory"))
         else:
@@ -32,5 +35,5 @@ def answers(connection: Connection, config: Config, arm: ArmSpec, log: str) -> N
             connection.send(("run", make_run(lambda live: 0, arguments[1])))
 
 
-def dies_at_start(connection: Connection, config: Config, arm: ArmSpec, log: str) -> None:
+def dies_at_start(connection: Connection, config: Config, arm: ArmSpec, log: str, trace: Path | None) -> None:
     os._exit(3)

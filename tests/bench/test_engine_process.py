@@ -129,6 +129,12 @@ def test_an_engine_that_raises_is_an_engine_failed_that_names_arm_and_log(start:
         process.run([], stand_ins.BROKEN, print)
 
 
+def test_a_function_runs_in_the_process_and_its_result_comes_back(start: Any) -> None:
+    process = start(stand_ins.answers)
+    process.wait_ready()
+    assert process.call(divmod, 17, 5) == (3, 2)
+
+
 def test_a_process_that_dies_at_its_start_is_an_engine_failed(start: Any) -> None:
     process = start(stand_ins.dies_at_start)
     with pytest.raises(EngineFailed, match=r"arm 'goodput' ended with exit code 3; see .*goodput\.log"):

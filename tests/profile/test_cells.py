@@ -11,11 +11,11 @@ from rollout_spec.profile.knee import knee
 
 def sweep_samples(ks, seconds, rounds=3, batch=4, fill=1.0):
     """What an engine would give that takes `seconds(verified, drafted)`, tokens a sequence each."""
-    policy, k, samples = Sweep(ks), 0, []
+    policy, before, k, samples = Sweep(ks), 0, 0, []
     for _ in range(rounds * policy.round_steps):
         k_next = policy.decide(None).k
-        samples.append(Sample(seconds(k * fill, k_next), k, k_next, round(batch * k * fill), 100.0, 0.008))
-        k = k_next
+        samples.append(Sample(seconds(k * fill, k_next), k, k_next, round(batch * k * fill), 100.0, 0.008, before))
+        before, k = k, k_next
     return samples
 
 
@@ -23,6 +23,7 @@ def test_a_round_visits_every_k_steadily_and_shows_its_parts():
     policy = Sweep([1, 3])
     ks = [policy.decide(None).k for _ in range(policy.round_steps)]
     pairs = list(zip([0, *ks], ks, strict=False))
+    assert pairs.count((0, 0)) >= STEADY
     for k in (1, 3):
         assert pairs.count((k, k)) == STEADY
         assert (0, k) in pairs
@@ -50,6 +51,13 @@ def test_missing_drafts_are_scaled_up_and_too_few_give_no_cell():
     assert found[4].seconds == pytest.approx(0.018)
     assert found[4].filled == pytest.approx(0.75)
     assert [c.k for c in cells(4, sweep_samples([4], lambda v, d: 0.01, fill=0.25))] == [0]
+
+
+def test_a_step_right_after_a_verification_does_not_count_for_k_0():
+    samples = sweep_samples([3], lambda v, d: 0.01 + 0.002 * v)
+    slow = [s._replace(seconds=s.seconds + 0.005) if s.k == 0 and s.k_before else s for s in samples]
+    assert any(s.seconds == pytest.approx(0.015) for s in slow)
+    assert next(c for c in cells(4, slow) if c.k == 0).seconds == pytest.approx(0.01)
 
 
 def test_one_hiccup_neither_moves_a_cell_nor_hides_its_spread():
