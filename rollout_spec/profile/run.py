@@ -157,7 +157,8 @@ class Profiler:
             samples += [Sample.of(*pair) for pair in pairwise(decodes[WARM_UP - 1 :])]
             if plain is not None:
                 off += plain.call(probe.plain, size, context, OFF_STEPS, seed)[WARM_UP:]
-            self.state["prefill"] += [_prefill(step) for step in prefills if not step.decode]
+            if kind == "short":  # long prompts cost more a token
+                self.state["prefill"] += [_prefill(step) for step in prefills if not step.decode]
             found = cells(size, samples)
             if number >= 2 and worst_error(found) < self.options.error:
                 break
