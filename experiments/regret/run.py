@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def collapse(index: int, seed: int) -> dict[str, Any]:
     }
 
 
+def run(job: tuple[str, int, int]) -> dict[str, Any]:
+    """One world; `job` is the part, the index and the seed."""
+    part, index, seed = job
+    if part == "worlds":
+        return compare(random_world(index, seed), NAMES, seed + 1)
+    if part == "hopeless":
+        return compare(hopeless_world(index, seed), ("off", "goodput"), seed + 1)
+    return collapse(index, seed)
+
+
 def regrets(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Relative time above the oracle's, by policy, in the order of the worlds."""
     table = {name: [row["seconds"][name] / row["seconds"]["oracle"] - 1 for row in rows] for name in NAMES[1:]}
@@ -175,6 +186,7 @@ def main() -> None:
     parser.add_argument("--hopeless", type=int, default=30)
     parser.add_argument("--collapse", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     path = args.out / "results.json"
@@ -185,14 +197,15 @@ def main() -> None:
         git = provenance.collect()["git"]
         if old["seed"] == args.seed and old["provenance"]["git"] == git and git and not git["dirty"]:
             results = old
-    parts = (
-        ("worlds", args.worlds, lambda i: compare(random_world(i, args.seed), NAMES, args.seed + 1)),
-        ("hopeless", args.hopeless, lambda i: compare(hopeless_world(i, args.seed), ("off", "goodput"), args.seed + 1)),
-        ("collapse", args.collapse, lambda i: collapse(i, args.seed)),
-    )
-    for part, count, run in parts:
-        for index in range(len(results[part]), count):
-            results[part].append(run(index))
+    todo = [
+        (part, index, args.seed)
+        for part, count in (("worlds", args.worlds), ("hopeless", args.hopeless), ("collapse", args.collapse))
+        for index in range(len(results[part]), count)
+    ]
+    # Time is simulated: how busy the machine is does not matter.
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for (part, index, _), row in zip(todo, pool.map(run, todo), strict=True):
+            results[part].append(row)
             results["provenance"] = provenance.collect()
             results["summary"] = summary(results) if results["worlds"] else {}
             path.write_text(json.dumps(results, indent=1) + "\n")

@@ -92,6 +92,12 @@ class _DynamicK(Scheduler):
             self._loop.idle()
         return outputs
 
+    def add_request(self, request: Any) -> None:
+        """An engine that was emptied by aborts has idled since: that is no step time."""
+        if not self.requests:
+            self._last_end = None
+        super().add_request(request)
+
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM and trainers call this after a weight update: old acceptance counts for less."""
         if self._loop is not None:

@@ -53,7 +53,7 @@ def test_stops_within_50_steps_when_acceptance_collapses(index):
     simulate(world.fleet, lambda: Watched(world.fleet.k_max, world.prior), 1)
     assert max(chosen[128:192]) > 0
     assert 0 in chosen[192:242]
-    assert np.mean([k > 0 for k in chosen[242:]]) < 0.2
+    assert np.mean([k > 0 for k in chosen[242:]]) < 0.1
 
 
 def test_finds_a_best_k_that_is_low_high_low_in_batch():
@@ -68,10 +68,9 @@ def test_finds_a_best_k_that_is_low_high_low_in_batch():
     for batch, row in zip(batches.astype(int).tolist(), gain, strict=True):
         # A batch that stays as it is: all responses of one length.
         fleet = Fleet(model, curve, (np.full(batch, 1500),), batch, noise=0.02)
-        outcome = simulate(fleet, lambda: Goodput(6), 1)
-        late = outcome.steps.sum(axis=0)
-        mean_gain = float((late / late.sum() * row).sum() / row.max())
-        assert mean_gain > 0.95, batch
+        steps = sum(simulate(fleet, lambda: Goodput(6), seed).steps.sum(axis=0) for seed in range(3))
+        mean_gain = float((steps / steps.sum() * row).sum() / row.max())
+        assert mean_gain > 0.96, batch
 
 
 def test_hiccup_in_the_reference_does_not_keep_speculation_on():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,19 @@ def test_an_aborted_request_is_forgotten(config: Callable[..., Any]) -> None:
     driver.run()
     assert scheduler._chunked == set()
     assert [result.decode for result in recorder.results[-2:]] == [1, 1]
+
+
+def test_the_time_an_engine_idles_after_an_abort_is_no_step_time(config: Callable[..., Any]) -> None:
+    scheduler = make_scheduler(config())
+    recorder = recorded(scheduler, lambda view: 0)
+    driver = Driver(scheduler)
+    scheduler.add_request(request("a"))
+    driver.step()
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    time.sleep(0.3)
+    scheduler.add_request(request("b", output=2))
+    driver.run()
+    assert max(result.seconds for result in recorder.results) < 0.3
 
 
 def test_a_sampler_known_to_be_wrong_turns_drafts_off_where_it_samples(config: Callable[..., Any]) -> None:
