@@ -27,9 +27,11 @@ NOISE_RANGE = (0.005, 0.3)
 FLAT_SD = 0.35
 # Shares of a typical step for verifying at all, drafting a pass, and drafting a token, before evidence.
 VERIFY, DRAFT_PASS, DRAFT_TOKEN = 0.05, 0.01, 0.02
-# How far the curve over tokens may leave the prior, as a share of it, without and with a profile; neighbouring
-# knots differ by little.
-CURVE_SD, CURVE_SD_PROFILE, CURVE_REACH = 0.15, 0.10, 2.0
+# How far the curve over tokens may leave the prior, as a share of it; neighbouring knots differ by little.
+CURVE_SD, CURVE_REACH = 0.15, 2.0
+# With a profile, deviations of its scale, constant, tokens, verification, drafting and context, and of the curve, each
+# as a share of its spread: what was measured on this engine is off by little, what was computed by more.
+PROFILE_SD, PROFILE_CURVE_SD = (1.0, 0.67, 0.67, 0.2, 0.07, 0.07, 0.33), 0.67
 # The regression's weights wander back to their prior uncertainty at this rate a step: machines throttle.
 WANDER = 0.002
 # If steps are this many times further off than the filter believes (in variance), its prior was wrong: it is
@@ -41,8 +43,9 @@ GROUP = 4
 CELL_FRESH = 4.0
 # One update moves the regression by at most this many deviations of what it expects: one hiccup must not matter.
 CLIP = 3.0
-# What the regression says of a cell never measured is off by about this share, whatever its own doubt.
-MISFIT = 0.05
+# What the regression says of a cell never measured is off by about this share, whatever its own doubt; with a profile
+# by this share of its spread.
+MISFIT, PROFILE_MISFIT = 0.05, 0.33
 # The regression may say that a step takes this many times less than the first guess.
 GUESS_MOST = 5.0
 # News of this relative size is worth choosing K again.
@@ -70,6 +73,7 @@ class StepTime:
         self._cov: Matrix = np.zeros((0, 0))
         self._cov_first: Matrix = self._cov
         self._surprise = 1.0
+        self._misfit = MISFIT
         self.cells = Cells(k_max)
         self._outliers = 0
         self.news = False  # something unexpected was learned; whoever acts on it sets it back
@@ -164,7 +168,7 @@ class StepTime:
         relative -= relative[reference].copy()
         variance = ((relative @ self._cov) * relative).sum(axis=1)
         variance += self.noise**2 * (trust**2 / (seen + 1.0) + trust[reference] ** 2 / (seen[reference] + 1.0))
-        variance += MISFIT**2 * ((1.0 - trust) ** 2 + (1.0 - trust[reference]) ** 2)
+        variance += self._misfit**2 * ((1.0 - trust) ** 2 + (1.0 - trust[reference]) ** 2)
         variance[reference] = 0.0
         return [float(v) for v in np.sqrt(np.maximum(variance, 0.0))]
 
@@ -184,8 +188,9 @@ class StepTime:
             sd[:_CURVE] = 0.05, FLAT_SD, FLAT_SD, VERIFY, 2 * DRAFT_PASS, DRAFT_TOKEN, 0.1
             sd[_CURVE:] = CURVE_SD * shape
         else:
-            sd[:_CURVE] = profile.spread, 0.1, 0.1, 0.03, 0.01, 0.01, 0.05
-            sd[_CURVE:] = CURVE_SD_PROFILE * shape
+            sd[:_CURVE] = profile.spread * np.array(PROFILE_SD)
+            sd[_CURVE:] = profile.spread * PROFILE_CURVE_SD * shape
+        self._misfit = MISFIT if profile is None else PROFILE_MISFIT * profile.spread
         self._cov_first = np.zeros((len(sd), len(sd)))
         np.fill_diagonal(self._cov_first, sd**2)
         # Flat and proportional part trade off: their sum is one typical step.

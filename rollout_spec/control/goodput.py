@@ -196,7 +196,8 @@ class Goodput:
         self._expected_gain = goodput[best] / goodput[0]
         self._current = Decision(0, "vetoed") if vetoed else self._by_k[best]
         self._choices += 1
-        if vetoed or (self._choices > TRIAL_EVERY and self._choices % TRIAL_EVERY):
+        # Of a step that computes prompts nothing is learned.
+        if vetoed or view.prefill_tokens or (self._choices > TRIAL_EVERY and self._choices % TRIAL_EVERY):
             return self._current
         gain = [value / goodput[best] - 1.0 for value in goodput]
         doubt = self.cost.deviation(decode, drafts, view.context_tokens, best)
