@@ -32,8 +32,10 @@ bench ngram_t0_heavy ngram_t0 $ngram off,fixed:1,fixed:3,fixed:5,table,goodput,f
 profile head_t1 $head --set sampling.temperature=1 "${head_t1[@]:2}"
 bench head_t1_heavy head_t1 $head $arms "${head_t1[@]}"
 bench head_t1_clipped head_t1 $head $arms --workload clipped_math "${head_t1[@]}"
+bench mixed ngram_t0 $ngram off,fixed:3,goodput,budget --workload mixed --set workload.max_tokens=256
+
+# Not run yet:
 profile head_t0 $head
 bench head_t0_heavy head_t0 $head $arms
 bench head_t0_clipped head_t0 $head $arms --workload clipped_math
-bench mixed ngram_t0 $ngram off,fixed:3,goodput,budget --workload mixed --set workload.max_tokens=256
 bench ngram_t0_clipped ngram_t0 $ngram $arms --workload clipped_math
