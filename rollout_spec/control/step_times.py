@@ -38,6 +38,8 @@ class StepTimes:
     """How acceptance changes as a response grows (see `simulate.acceptance_curve`)."""
     prefill_token_seconds: float = 0.0
     """Computing one prompt token."""
+    hiccups: float = 1.0
+    """Mean over median step time: a simulation must reckon with hiccups, a choice of K must not."""
 
     def __post_init__(self) -> None:
         for name, axis in (("batch", self.batch), ("k", self.k), ("context", self.context)):
@@ -77,6 +79,7 @@ class StepTimes:
             drafted=tuple(float(value) for value in data.get("drafted", ())),
             by_position=tuple(float(value) for value in data.get("by_position", (1.0,))),
             prefill_token_seconds=float(data.get("prefill_token_seconds", 0.0)),
+            hiccups=float(data.get("hiccups", 1.0)),
         )
 
     def to_mapping(self) -> dict[str, Any]:

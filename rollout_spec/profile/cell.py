@@ -50,6 +50,8 @@ class Cell:
     """By which a step that only drafts exceeds one that does neither."""
     verify_seconds: float | None = None
     """By which a step that only verifies exceeds it; rejection sampling included."""
+    mean_seconds: float | None = None
+    """Mean of the same steps, hiccups included: what they take in the long run."""
     host_seconds: float = 0.0
     """Scheduling, detokenising and so on: outside the model's forward, sampling and drafting."""
 
@@ -70,7 +72,7 @@ def cells(batch: int, samples: Sequence[Sample]) -> list[Cell]:
     made = []
     for k in sorted({k for k, k_next in steps if k == k_next}):
         steady = steps[k, k]
-        seconds = _median(steady)
+        seconds = median = _median(steady)
         filled = 1.0
         draft = verify = None
         if k:
@@ -91,6 +93,7 @@ def cells(batch: int, samples: Sequence[Sample]) -> list[Cell]:
                 filled=min(filled, 1.0),
                 draft_seconds=draft,
                 verify_seconds=verify,
+                mean_seconds=seconds * float(np.mean([s.seconds for s in steady])) / median,
                 host_seconds=float(np.median([s.seconds - s.model_seconds for s in steady])),
             )
         )

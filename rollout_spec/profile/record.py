@@ -156,10 +156,16 @@ def as_step_times(cells: Sequence[Cell], off: dict[int, float], acceptance: Acce
         draft_share=float(np.clip(np.median(shares), 0.0, 1.0)) if shares else 0.1,
         off_seconds=tuple(off[b] for b in batches) if all(b in off for b in batches) else (),
         spread=SPREAD,
+        hiccups=_hiccups(cells),
         acceptance=acceptance.accepted,
         drafted=acceptance.drafted,
         by_position=acceptance.by_position,
     )
+
+
+def _hiccups(cells: Sequence[Cell]) -> float:
+    known = [cell for cell in cells if cell.mean_seconds is not None]
+    return sum(c.mean_seconds or 0.0 for c in known) / sum(c.seconds for c in known) if known else 1.0
 
 
 def _split(cell: Cell) -> bool:

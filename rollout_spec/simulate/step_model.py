@@ -72,7 +72,7 @@ class Tabulated:
         share = self.times.draft_share
         base_next = self._at(np.maximum(drafting, 1), mean_context, np.zeros_like(b))
         total = base + (1 - share) * (verified - base) + share * (drafted - base_next)
-        return total + prefill * self.prefill_token_seconds
+        return total * self.times.hiccups + prefill * self.prefill_token_seconds
 
     def _at(self, b: Floats, context: Floats, k: Floats) -> Floats:
         grid: Floats = self._grid  # type: ignore[attr-defined]

@@ -65,6 +65,7 @@ def test_one_hiccup_neither_moves_a_cell_nor_hides_its_spread():
     samples[5] = samples[5]._replace(seconds=1.0)
     made = cells(4, samples)
     assert all(cell.seconds == pytest.approx(0.01) for cell in made)
+    assert max(cell.mean_seconds for cell in made) > 0.03
     scatter = np.random.default_rng(0).uniform(0.8, 1.2, len(samples))
     noisy = [s._replace(seconds=s.seconds * factor) for s, factor in zip(samples, scatter, strict=True)]
     assert worst_error(cells(4, noisy)) > 0.02

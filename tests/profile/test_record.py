@@ -13,6 +13,7 @@ from rollout_spec.profile.cell import Cell
 from rollout_spec.profile.record import Profile, as_step_times, best_k
 from rollout_spec.profile.run import held_out, prefill_rate
 from rollout_spec.simulate.acceptance_curve import POSITION_BLOCK
+from rollout_spec.simulate.step_model import Tabulated, steady
 from rollout_spec.workload import Group
 
 SURVIVAL = (0.6, 0.36, 0.2, 0.12)
@@ -58,6 +59,15 @@ def test_step_times_hold_at_the_cells_and_between_contexts():
             assert got[::2] == pytest.approx([step_seconds(batch, k, context) for k in (0, 2, 4)], rel=0.03)
     assert times.draft_share == pytest.approx(0.3, abs=0.3)
     assert times.drafter_tax()[0] == pytest.approx(step_seconds(1, 0, 100) / 0.019)
+
+
+def test_a_simulation_reckons_with_hiccups_a_choice_does_not():
+    cells = [dataclasses.replace(cell, mean_seconds=1.05 * cell.seconds) for cell in profile().cells]
+    calm, rough = profile().step_times(), profile(cells=cells).step_times()
+    assert rough.by_k(8, 4, 100) == calm.by_k(8, 4, 100)
+    one = np.array([8.0])
+    ratio = steady(Tabulated(rough, 4), one, 100 * one, 4) / steady(Tabulated(calm, 4), one, 100 * one, 4)
+    assert ratio == pytest.approx(1.05)
 
 
 def test_tables_name_the_best_k_for_each_batch():
