@@ -33,9 +33,10 @@ profile head_t1 $head --set sampling.temperature=1 "${head_t1[@]:2}"
 bench head_t1_heavy head_t1 $head $arms "${head_t1[@]}"
 bench head_t1_clipped head_t1 $head $arms --workload clipped_math "${head_t1[@]}"
 bench mixed ngram_t0 $ngram off,fixed:3,goodput,budget --workload mixed --set workload.max_tokens=256
+profile ngram_t0_again $ngram --set profile.rounds=5
+bench ngram_t0_clipped ngram_t0_again $ngram off,fixed:3,fixed:5,table,goodput --workload clipped_math
 
 # Not run yet:
 profile head_t0 $head
 bench head_t0_heavy head_t0 $head $arms
 bench head_t0_clipped head_t0 $head $arms --workload clipped_math
-bench ngram_t0_clipped ngram_t0 $ngram $arms --workload clipped_math
