@@ -113,7 +113,7 @@ def _serve(connection: Connection, config: Config, arm: ArmSpec, log: str, trace
                 worker.close()
                 return
             if command == "warm_up":
-                _generate(worker, arguments[0], None)
+                generate(worker, arguments[0])
                 worker.forget_drafts()
                 connection.send(("done", None))
             elif command == "call":
@@ -140,8 +140,8 @@ def _start(config: Config, arm: ArmSpec, trace: Path | None) -> tuple[RolloutWor
     return RolloutWorker(config, arguments=arguments, stat_loggers=[steps.factory]), steps
 
 
-def _generate(worker: RolloutWorker, groups: Sequence[Group], connection: Connection | None) -> int:
-    """Run all samples to their end; returns their number."""
+def generate(worker: RolloutWorker, groups: Sequence[Group], connection: Connection | None = None) -> int:
+    """Run all samples to their end; returns their number. RuntimeError if any failed."""
     sampling = worker.config.sampling.model_copy(update={"max_tokens": worker.config.workload.max_tokens})
     ids: list[str] = []
     for group in groups:
@@ -167,7 +167,7 @@ def _measure(worker: RolloutWorker, log: StepLog, groups: Sequence[Group], repea
     log.take()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     started = time.perf_counter()
-    count = _generate(worker, groups, connection)
+    count = generate(worker, groups, connection)
     makespan = time.perf_counter() - started
     if worker.metrics().get("rollout_spec/controller_failed"):
         raise RuntimeError("the controller failed and speculation stayed off")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollout_spec.control.step_times import StepTimes
+from rollout_spec.control.step_times import StepTimes, blend
 
 # The median of this many first steps sets the level, so that one slow start does not.
 FIRST_STEPS = 3
@@ -72,7 +72,7 @@ class FirstGuess:
         if self.profile is None:
             return FLAT + (1.0 - FLAT) * (decode + draft_tokens) / self.tokens
         times = self._times(round(decode), round(context))
-        return self._blend(times, min(draft_tokens / decode, float(self.k_max)), k_next)
+        return blend(times, min(draft_tokens / decode, float(self.k_max)), k_next, self._share)
 
     def by_k(self, decode: int, drafts: Sequence[float], context: int) -> list[float]:
         """Steady steps of K = 0, 1, ..., with `drafts[K]` draft tokens a sequence."""
@@ -80,13 +80,7 @@ class FirstGuess:
             per_draft = (1.0 - FLAT) * decode / self.tokens
             return [FLAT + per_draft * (1.0 + each) for each in drafts]
         times = self._times(decode, context)
-        return [self._blend(times, each, k) for k, each in enumerate(drafts)]
-
-    def _blend(self, times: Sequence[float], each: float, k_next: int) -> float:
-        """Verifying costs by the draft tokens there are, drafting by those asked for."""
-        low = min(int(each), self.k_max - 1)
-        verified = times[low] + (each - low) * (times[low + 1] - times[low])
-        return verified + self._share * (times[k_next] - verified)
+        return [blend(times, each, k, self._share) for k, each in enumerate(drafts)]
 
     def _times(self, decode: int, context: int) -> list[float]:
         """The profile's by K, in units."""

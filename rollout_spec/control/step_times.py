@@ -112,13 +112,7 @@ class StepTimes:
     def expected(self, decode: float, drafts: Sequence[float], context: float = 0.0) -> list[float]:
         """Seconds for K = 0 .., where only `drafts[K]` draft tokens a sequence are found when K are asked for."""
         times = self.by_k(decode, len(drafts) - 1, context)
-        out = []
-        for k, found in enumerate(drafts):
-            low = min(int(found), len(times) - 2) if k else 0
-            verified = times[low] + (found - low) * (times[low + 1] - times[low]) if k else times[0]
-            share = self.draft_share
-            out.append(times[0] + (1 - share) * (verified - times[0]) + share * (times[k] - times[0]))
-        return out
+        return [blend(times, found, k, self.draft_share) for k, found in enumerate(drafts)]
 
     def without_drafter(self) -> StepTimes:
         """K=0 as it is with no drafter loaded, as far as that was measured."""
@@ -130,6 +124,18 @@ class StepTimes:
     def drafter_tax(self) -> list[float]:
         """K=0 with the drafter loaded over no drafter, a batch each; empty if not measured."""
         return [plane[0][0] / off for plane, off in zip(self.seconds, self.off_seconds, strict=False)]
+
+
+def blend(times: Sequence[float], found: float, k: int, draft_share: float) -> float:
+    """A step that asks for `k` draft tokens a sequence and verifies `found`, from the steady times of K = 0, 1, ..
+
+    Verifying costs by the draft tokens there are, drafting by those asked for.
+    """
+    if len(times) == 1:
+        return times[0]
+    low = min(int(found), len(times) - 2)
+    verified = times[low] + (found - low) * (times[low + 1] - times[low])
+    return verified + draft_share * (times[k] - verified)
 
 
 def _place(axis: tuple[int, ...], value: float, beyond: bool) -> tuple[int, float]:

@@ -11,6 +11,7 @@ from rollout_spec.config import ConfigError
 from rollout_spec.control.registry import load_step_times
 from rollout_spec.control.step_times import StepTimes
 from rollout_spec.engine.compat import vllm_version
+from rollout_spec.engine.prior import WITHOUT_MODEL
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,7 +23,7 @@ def identity(config: VllmConfig) -> dict[str, str]:
     drafter = "none"
     if spec is not None:
         draft = getattr(spec, "draft_model_config", None)
-        has_model = spec.method not in ("ngram", "suffix") and draft is not None
+        has_model = spec.method not in WITHOUT_MODEL and draft is not None
         drafter = f"{spec.method}, {_shape(draft)}" if has_model else str(spec.method)
     return {
         "model": _shape(model),

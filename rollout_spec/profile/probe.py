@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from rollout_spec.bench.engine_process import generate
 from rollout_spec.control.policy import StepResult
 from rollout_spec.workload import Group
 
@@ -77,12 +78,7 @@ def rollout(worker: RolloutWorker, log: StepLog, trace: Path, groups: list[Group
     from rollout_spec.engine.step_trace import read_steps
 
     offset = trace.stat().st_size
-    sampling = worker.config.sampling.model_copy(update={"max_tokens": worker.config.workload.max_tokens})
-    for group in groups:
-        lengths = None if group.output_tokens is None else [group.output_tokens]
-        worker.submit([group.prompt], group.n, sampling, lengths)
-    while worker.num_unfinished:
-        worker.step()
+    generate(worker, groups)
     worker.forget_drafts()
     return read_steps(trace, offset)[0]
 

@@ -127,27 +127,26 @@ def as_step_times(cells: Sequence[Cell], off: dict[int, float], acceptance: Acce
     """The measured cells as a full grid; raises ValueError without a K = 0 cell at some batch.
 
     The shortest context of each batch is the grid's first; what a token of context costs was measured at some batches
-    and is interpolated between them. A K that no drafts were found for takes the line through its neighbours.
+    and is interpolated between them. A K that too few drafts were found for takes the line through its neighbours, or
+    goes on by the last slope; a batch that has no other K than 0 is left out, unless none has.
     """
-    batches = sorted({cell.batch for cell in cells})
-    short = {batch: min(c.context for c in cells if c.batch == batch and c.k == 0) for batch in batches}
-    ks = sorted({cell.k for cell in cells})
-    near = {(c.batch, c.k): c for c in cells if c.context < 1.5 * short[c.batch] + 64}
-    far = {(c.batch, c.k): c for c in cells if c.context >= 1.5 * short[c.batch] + 64}
+    near, far = by_context(cells)
+    ks = sorted({k for _, k in near})
+    batches = sorted({b for b, k in near if k}) or sorted({b for b, _ in near})
     slopes = {k: _slopes(batches, k, near, far) for k in ks}
-    first = min(short.values())
-    contexts = [first] + ([max(c.context for c in far.values())] if far else [])
+    contexts = [min(near[b, 0].context for b in batches)] + ([max(c.context for c in far.values())] if far else [])
     seconds: list[tuple[tuple[float, ...], ...]] = []
     for index, batch in enumerate(batches):
-        known = [k for k in ks if (batch, k) in near]
+        known = [near[batch, k] for k in ks if (batch, k) in near]
+        one = StepTimes((batch,), tuple(c.k for c in known), (tuple((c.seconds,) for c in known),))
+        times = one.by_k(batch, ks[-1])
         plane = []
         for k in ks:
-            here = float(np.interp(k, known, [near[batch, m].seconds for m in known]))
-            at = near[batch, k].context if (batch, k) in near else short[batch]
+            at = near.get((batch, k), near[batch, 0]).context
             slope = slopes[k][index] * batch
-            plane.append(tuple(max(here + slope * (c - at), 0.1 * here) for c in contexts))
+            plane.append(tuple(max(times[k] + slope * (c - at), 0.1 * times[k]) for c in contexts))
         seconds.append(tuple(plane))
-    shares = [c.draft_seconds / (c.draft_seconds + c.verify_seconds) for c in near.values() if _split(c)]  # type: ignore[operator]
+    shares = [share for cell in near.values() if (share := _draft_share(cell)) is not None]
     return StepTimes(
         batch=tuple(batches),
         k=tuple(ks),
@@ -168,9 +167,23 @@ def _hiccups(cells: Sequence[Cell]) -> float:
     return sum(c.mean_seconds or 0.0 for c in known) / sum(c.seconds for c in known) if known else 1.0
 
 
-def _split(cell: Cell) -> bool:
+def by_context(cells: Sequence[Cell]) -> tuple[dict[tuple[int, int], Cell], dict[tuple[int, int], Cell]]:
+    """Cells by (batch, K): those at the shortest context of their batch, and those at a far longer one."""
+    shortest = {cell.batch: cell.context for cell in sorted(cells, key=lambda c: -c.context) if cell.k == 0}
+    near: dict[tuple[int, int], Cell] = {}
+    far: dict[tuple[int, int], Cell] = {}
+    for cell in cells:
+        # Within a round the context of a batch grows by tens of tokens.
+        (near if cell.context < 1.5 * shortest[cell.batch] + 64 else far)[cell.batch, cell.k] = cell
+    return near, far
+
+
+def _draft_share(cell: Cell) -> float | None:
+    """Drafting over drafting and verifying; None where noise hides it."""
     draft, verify = cell.draft_seconds, cell.verify_seconds
-    return draft is not None and verify is not None and draft >= 0 and verify >= 0 and draft + verify > 0
+    if draft is None or verify is None or draft < 0 or verify < 0 or draft + verify <= 0:
+        return None
+    return draft / (draft + verify)
 
 
 def _slopes(batches: list[int], k: int, near: dict[Any, Cell], far: dict[Any, Cell]) -> list[float]:

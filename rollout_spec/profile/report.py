@@ -7,7 +7,7 @@ from pathlib import Path
 from rollout_spec.profile import shape
 from rollout_spec.profile.cell import Cell
 from rollout_spec.profile.knee import knee
-from rollout_spec.profile.record import Profile, best_k
+from rollout_spec.profile.record import Profile, best_k, by_context
 
 
 def render(profile: Profile) -> str:
@@ -28,7 +28,7 @@ def render(profile: Profile) -> str:
         tax = f"{1e3 * off:.1f} ({100 * (base / off - 1):+.1f} %)" if off else "-"
         gain = length[k] * base / times.expected(batch, drafts, times.context[0])[k] if known else 1.0
         lines.append(f"{batch:>6}{1e3 * base:>9.1f}{tax:>18}{k:>8}{gain:>9.2f}x   {_parts(profile.cells, batch, k)}")
-    corner = knee([cell for cell in profile.cells if cell.context < 1.5 * times.context[0] + 64])
+    corner = knee(list(by_context(profile.cells)[0].values()))
     lines.append("")
     if corner is not None and corner.tokens < 2 * min(cell.batch for cell in profile.cells):
         lines.append(
@@ -76,7 +76,7 @@ def plot(profile: Profile, path: Path) -> Path | None:
 
     times = profile.step_times()
     length, drafts = profile.acceptance.length(), profile.acceptance.drafts()
-    near = [cell for cell in profile.cells if cell.context < 1.5 * times.context[0] + 64]
+    near = sorted(by_context(profile.cells)[0].values(), key=lambda cell: (cell.batch, cell.k))
     ks = sorted({cell.k for cell in near})
     colours = {k: plt.get_cmap("viridis")(0.9 * i / max(len(ks) - 1, 1)) for i, k in enumerate(ks)}
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")

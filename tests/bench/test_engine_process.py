@@ -11,7 +11,7 @@ from synthetic import make_run
 
 from rollout_spec.bench import engine_process
 from rollout_spec.bench.arms import parse_arm
-from rollout_spec.bench.engine_process import EngineFailed, EngineProcess, _generate, as_run
+from rollout_spec.bench.engine_process import EngineFailed, EngineProcess, as_run, generate
 from rollout_spec.config import Config, parse_config
 from rollout_spec.engine.step_log import Step
 from rollout_spec.rollout.types import Rollout
@@ -200,7 +200,7 @@ def worker(broken: set[int] | None = None, lost: set[int] | None = None) -> Any:
 
 def test_groups_are_submitted_with_their_lengths_or_the_workloads_cap() -> None:
     engine = worker()
-    assert _generate(engine, GROUPS, None) == 3
+    assert generate(engine, GROUPS) == 3
     (_, n, sampling, lengths), (_, _, capped, natural) = engine.asked
     assert (n, lengths, natural) == (2, [(5, 6)], None)
     assert capped == sampling
@@ -210,4 +210,4 @@ def test_groups_are_submitted_with_their_lengths_or_the_workloads_cap() -> None:
 @pytest.mark.parametrize(("broken", "lost", "said"), [({1}, set(), "too long"), (set(), {0}, "vLLM lost it")])
 def test_a_failed_sequence_fails_the_run(broken: set[int], lost: set[int], said: str) -> None:
     with pytest.raises(RuntimeError, match=f"1 of 3 sequences failed, the first with: {said}"):
-        _generate(worker(broken, lost), GROUPS, None)
+        generate(worker(broken, lost), GROUPS)

@@ -1,7 +1,6 @@
 """The controller on simulated engines: near the oracle, never harmful, quick to notice, cheap to ask."""
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +22,18 @@ from rollout_spec.simulate.worlds import collapsing_world, hopeless_world, rando
 CONTROL = Path(rollout_spec.control.__file__).parent
 
 
-def test_total_time_is_near_the_oracles():
-    regret = []
-    for index in range(6):
-        world = random_world(index)
-        best = simulate(world.fleet, Oracle(), 1).seconds
-        regret.append(simulate(world.fleet, lambda world=world: ours(world), 1).seconds / best)
-    assert max(regret) < 1.10, regret
-    assert np.mean(regret) < 1.05, regret
+@pytest.mark.parametrize("index", range(6))
+def test_total_time_is_near_the_oracles(index):
+    world = random_world(index)
+    best = simulate(world.fleet, Oracle(), 1).seconds
+    assert simulate(world.fleet, lambda: ours(world), 1).seconds < 1.05 * best
 
 
 @pytest.mark.parametrize("index", range(6))
 def test_costs_at_most_one_per_cent_where_no_draft_helps(index):
     world = hopeless_world(index)
-    assert undisturbed(world.fleet, lambda: ours(world)) < 1.01 * undisturbed(world.fleet, lambda: Fixed(0))
+    off = simulate(world.fleet, lambda: Fixed(0), 1).seconds
+    assert simulate(world.fleet, lambda: ours(world), 1).seconds < 1.01 * off
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -51,7 +48,7 @@ def test_stops_within_50_steps_when_acceptance_collapses(index):
             return decision
 
     simulate(world.fleet, lambda: Watched(world.fleet.k_max, world.prior), 1)
-    assert max(chosen[128:192]) > 0
+    assert max(chosen[150:192]) > 0
     assert 0 in chosen[192:242]
     assert np.mean([k > 0 for k in chosen[242:]]) < 0.1
 
@@ -165,23 +162,6 @@ def test_room_is_pure_and_its_modules_short():
 
 def ours(world):
     return Goodput(world.fleet.k_max, world.prior)
-
-
-def undisturbed(fleet, policy):
-    """Seconds of a run without what noise and hiccups added: a hiccup may hit one run's prefill and spare the other's,
-    which is luck of more than a per cent."""
-
-    class Meter:
-        total = 0.0
-
-        def seconds(self, work):
-            seconds = fleet.model.seconds(work)
-            self.total += float(seconds.sum())
-            return seconds
-
-    meter = Meter()
-    simulate(replace(fleet, model=meter), policy, 1)
-    return meter.total
 
 
 def profile(seconds, k_max=4, **more):

@@ -101,6 +101,15 @@ def test_k_without_a_cell_takes_the_line():
     assert times.off_seconds == ()
 
 
+def test_k_beyond_those_measured_goes_on_and_is_not_free():
+    cells = [make_cell(b, k, 100.0) for b in (1, 32) for k in (0, 2, 4) if (b, k) != (32, 4)]
+    cells += [make_cell(8, 0, 100.0)]  # no drafts were found there at all
+    times = as_step_times(cells, {}, Acceptance())
+    assert times.batch == (1, 32)
+    slope = step_seconds(32, 2, 100) - step_seconds(32, 0, 100)
+    assert times.by_k(32, 4, 100)[4] == pytest.approx(step_seconds(32, 2, 100) + slope)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("{", "not valid JSON"), ("[]", "has schema None"), ('{"schema": "rollout-spec/profile/1"}', "incomplete")],
