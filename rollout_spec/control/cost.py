@@ -27,6 +27,8 @@ NOISE_RANGE = (0.005, 0.3)
 FLAT_SD = 0.35
 # Shares of a typical step for verifying at all, drafting a pass, and drafting a token, before evidence.
 VERIFY, DRAFT_PASS, DRAFT_TOKEN = 0.05, 0.01, 0.02
+# ... which is this share of what K > 0 costs.
+DRAFT_SHARE = 0.1
 # How far the curve over tokens may leave the prior, as a share of it; neighbouring knots differ by little.
 CURVE_SD, CURVE_REACH = 0.15, 2.0
 # With a profile, deviations of its scale, constant, tokens, verification, drafting and context, and of the curve, each
@@ -85,6 +87,11 @@ class StepTime:
     @property
     def known(self) -> bool:
         return self._guess.unit > 0 or self._guess.profile is not None
+
+    @property
+    def draft_share(self) -> float:
+        """Of the time by which a step of K > 0 exceeds that of K = 0, the share spent drafting."""
+        return self._guess.profile.draft_share if self._guess.profile is not None else DRAFT_SHARE
 
     def observe(self, result: StepResult, draft_tokens: int) -> None:
         """Learn from a step; steps with prefill tokens or without decodes are left out."""

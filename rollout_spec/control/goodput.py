@@ -5,7 +5,8 @@
 TurboSpec (arXiv 2406.14066) introduced the measure for speculation; the form AL / ITL and the remark that best K
 need not fall with B are from seed 002 (hardware-aware dynamic speculative decoding, Cohere). Ours adds what an
 on-line choice needs: both factors carry their uncertainty, a change must pay beyond the noise of step times, a K
-that may be better is tried when that is worth its price, and speculation that measurably loses is vetoed.
+that may be better is tried when that is worth its price, and speculation that measurably loses is vetoed. When nothing
+waits, tokens count by what they are worth for the end of the rollout (`worth`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rollout_spec.control.guard import Guard
 from rollout_spec.control.policy import Decision, StepResult, StepView
 from rollout_spec.control.step_times import StepTimes
 from rollout_spec.control.trials import Trials
+from rollout_spec.control.worth import Worth
 
 # A change of K must promise this share of the noise of a step time, within these bounds: no flapping at a
 # threshold, and below the lower one model error decides and not the gain.
@@ -29,6 +31,8 @@ KEEP_STEPS, KEEP_STEPS_WIDE = 4, 16
 # From this batch on like steps are learned from together, so many at once, and decisions stand for longer: steps
 # are long there and tell much, and both cost as much as for one step.
 HOLD_BATCH, HOLD_STEPS = 48, 8
+# There, what single requests had accepted is asked for at one step in this many: it costs as much as a choice.
+ASK_EVERY = 8
 # Trials are thought about at every so many choices, and at the first ones: it costs several times a choice.
 TRIAL_EVERY = 4
 # A trial ends early when the batch moved by more than one part in this many: what was to be learned is gone.
@@ -38,6 +42,8 @@ REFILL = 2
 # Slow start: where no longer draft than K was measured at about this batch, none longer than this times K, plus 1,
 # is tried: one step of a long draft in a full batch can cost ten.
 SLOW_START = 2
+# After new weights a request's own record keeps this share.
+FADE = 0.3
 # Above this K only every fourth or so is considered: their acceptance hardly differs.
 DENSE_K = 8
 
@@ -51,6 +57,7 @@ class Goodput:
         self.cost = StepTime(k_max, prior)
         self.guard = Guard()
         self.trials = Trials()
+        self.worth = Worth()
         self.candidates = considered(k_max)
         self._limit = [1] * ROWS
         self._current = Decision(0, "nothing measured")
@@ -62,8 +69,15 @@ class Goodput:
         self._held: list[StepResult] = []
         self._reference = 0.0
         self._expected_gain = 1.0
+        self._tilt = [1.0] * (k_max + 1)
+        self._steps = 0
+
+    @property
+    def wants_requests(self) -> bool:
+        return self._decode < HOLD_BATCH or self._steps % ASK_EVERY == 0
 
     def decide(self, view: StepView) -> Decision:
+        self._steps += 1
         moved = abs(view.decode - self._decode)
         if self._trial and not self.cost.news and moved * TRIAL_MOVE <= self._decode:
             return self._trial.pop()
@@ -81,6 +95,8 @@ class Goodput:
         return self._choose(view)
 
     def observe(self, result: StepResult) -> None:
+        if result.requests:
+            self.worth.rates.observe(result.requests)
         if result.decode >= HOLD_BATCH and self._settled(result):
             self._hold(result)
         else:
@@ -150,11 +166,13 @@ class Goodput:
     def policy_updated(self) -> None:
         """New weights: what was accepted under the old ones counts for less."""
         self.acceptance.policy_updated()
+        self.worth.rates.fade(FADE)
         self._age = KEEP_STEPS
 
     def draft_refreshed(self) -> None:
         """A new draft head: what the old one achieved counts for little."""
         self.acceptance.draft_refreshed()
+        self.worth.rates.fade(0.0)
         self._age = KEEP_STEPS
 
     def metrics(self) -> dict[str, float]:
@@ -180,6 +198,11 @@ class Goodput:
         drafts = self.acceptance.drafts()
         seconds = self.cost.seconds(decode, drafts, view.context_tokens)
         goodput = [tokens / time for tokens, time in zip(length, seconds, strict=True)]
+        if view.requests:
+            ahead = max(1, max(self.candidates, key=goodput.__getitem__))
+            worth = self.worth.of(view, ahead, self.acceptance, self.cost).length()
+            self._tilt = [w / n for w, n in zip(worth.tolist(), length, strict=True)]
+        goodput = [plain * tilt for plain, tilt in zip(goodput, self._tilt, strict=True)]
         self._reference = seconds[0]
         now = self._current.k
         candidates = self._allowed(decode)

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+# Deviation of the logarithm of what requests have still to go, as far as it decides who finishes last. Lengths scatter
+# by about twice this; but to favour slow requests costs little where length decides, and not to, much where they do.
+LENGTH_SD = 0.4
+
 
 @dataclass(frozen=True, slots=True)
 class StepView:
@@ -22,9 +26,11 @@ class StepView:
     context_tokens: int = 0
     """Context of those `decode` sequences, all together; 0 where the engine does not say."""
     requests: Sequence[str] = ()
-    """Their ids; filled in only for policies with `wants_requests`."""
+    """Their ids; filled in only where the policy `wants_requests`."""
     remaining: Sequence[float] = ()
     """Tokens each of those is expected to generate still (`makespan.Lengths`); empty where nobody says."""
+    remaining_sd: float = LENGTH_SD
+    """Deviation of the logarithm of `remaining`, over the requests; 0 where the lengths are known exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,8 @@ class StepResult:
     context_tokens: int = 0
     """Context of the sequences that decoded, all together; 0 where the engine does not say."""
     requests: Mapping[str, tuple[int, int]] | None = None
-    """Draft tokens and accepted ones of each sequence that had drafts; only for policies with `wants_requests`."""
+    """Draft tokens and accepted ones of each sequence that could have had drafts (0 and 0 if none were found); only
+    where the policy `wants_requests`."""
     model_seconds: float = 0.0
     """Of `seconds`, from the schedule to the model's output (forward, sampling, drafting); the rest is host."""
 
@@ -70,8 +77,8 @@ class Decision:
 class Policy(Protocol):
     """Chooses K before each step and learns from each finished one. Holds no engine and no clock.
 
-    A policy may have more, all found with `getattr`: `wants_requests = True` (fill in the request fields),
-    `policy_updated()` (new target weights), `draft_refreshed()` (a new draft head).
+    A policy may have more, all found with `getattr`: `wants_requests` (fill in the request fields; may change
+    from step to step), `policy_updated()` (new target weights), `draft_refreshed()` (a new draft head).
     """
 
     def decide(self, view: StepView) -> Decision: ...

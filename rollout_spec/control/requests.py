@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# A request's own rate counts like the rate of all after this many tested drafts ...
+# A request's own rate counts like the rate of all after so many tested drafts as their spread says (empirical Bayes,
+# the method of moments for a beta-binomial), within these bounds; before any spread is known, after WEIGHT.
 WEIGHT = 6.0
-# ... and forgets over this many of its steps: text changes between prose and code.
+WEIGHTS = (2.0, 40.0)
+# Requests with fewer tested drafts say little of the spread, and so do fewer requests than that.
+TESTED, COUNT = 4.0, 4
+# A request forgets over this many of its steps: text changes between prose and code.
 MEMORY_STEPS = 40.0
 
 Vector = NDArray[np.float64]
@@ -24,7 +28,7 @@ class RequestRates:
         self._tries: Vector = np.zeros(64)
 
     def observe(self, requests: Mapping[str, tuple[int, int]]) -> None:
-        """Draft tokens and accepted ones of each request that had drafts in the step."""
+        """Draft tokens and accepted ones of each request that was to have drafts in the step; none found is a failure."""
         if not requests:
             return
         rows = self._rows(list(requests))
@@ -32,12 +36,25 @@ class RequestRates:
         keep = 1.0 - 1.0 / MEMORY_STEPS
         self._hits[rows] = self._hits[rows] * keep + accepted
         # A rejected draft ends the test: of those behind it nothing is learned.
-        self._tries[rows] = self._tries[rows] * keep + np.minimum(accepted + 1, drafted)
+        self._tries[rows] = self._tries[rows] * keep + np.maximum(np.minimum(accepted + 1, drafted), 1.0)
 
     def rates(self, requests: Sequence[str], overall: float) -> Vector:
         """[len(requests)], each between 0 and 1."""
-        rows = self._rows(requests)
-        return (self._hits[rows] + WEIGHT * overall) / (self._tries[rows] + WEIGHT)
+        rows, weight = self._rows(requests), self._weight()
+        return (self._hits[rows] + weight * overall) / (self._tries[rows] + weight)
+
+    def _weight(self) -> float:
+        """Of the rate of all, in tested drafts; from all requests that are remembered, finished ones too."""
+        tested = self._tries > TESTED
+        if int(tested.sum()) < COUNT:
+            return WEIGHT
+        tries = self._tries[tested]
+        rates = self._hits[tested] / tries
+        mean = float(rates.mean())
+        chance = mean * (1.0 - mean)
+        between = float(rates.var()) - chance * float((1.0 / tries).mean())
+        low, high = WEIGHTS
+        return min(max(chance / between - 1.0, low), high) if between * high > chance else high
 
     def fade(self, keep: float) -> None:
         """New weights or drafter: what single requests achieved counts for less."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
+from rollout_spec.control.policy import LENGTH_SD, Decision, Policy, StepResult, StepView
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.simulate.step_model import StepModel, Work, steady
 
@@ -117,7 +117,6 @@ class _Rollout:
         outcome: Outcome,
     ) -> None:
         self.fleet, self.policies, self.number, self.outcome = fleet, policies, number, outcome
-        self.wants_requests = bool(policies) and getattr(policies[0], "wants_requests", False)  # type: ignore[index]
         # Lengths and powers belong to the request, other draws to the step: kept apart, so that every policy
         # meets the same requests.
         self.lengths = np.asarray(lengths)
@@ -271,15 +270,21 @@ class _Rollout:
         waiting = [self._arrived(row) for row in rows_taken] if self.waiting else [0] * len(context)
         names: list[tuple[str, ...]] = [()] * len(context)
         remaining: list[tuple[float, ...]] = [()] * len(context)
-        if self.wants_requests:
-            names = [tuple(map(str, row[on].tolist())) for row, on in zip(self.ident[take], live, strict=True)]
-            if self.fleet.lengths_known:
-                remaining = [tuple(row[on].tolist()) for row, on in zip(self.remaining[take], live, strict=True)]
+        for row, replica in enumerate(self.replica[take].tolist()):
+            if self._wants_requests(replica):
+                on = live[row]
+                names[row] = tuple(map(str, self.ident[take][row][on].tolist()))
+                if self.fleet.lengths_known:
+                    remaining[row] = tuple(self.remaining[take][row][on].tolist())
         rows = zip(scheduled.tolist(), waiting, prefill.tolist(), context, names, remaining, strict=True)
         return [
-            StepView(decode=b, waiting=w, prefill_tokens=p, context_tokens=c, requests=n, remaining=left)
+            StepView(b, w, p, context_tokens=c, requests=n, remaining=left, remaining_sd=0.0 if left else LENGTH_SD)
             for b, w, p, c, n, left in rows
         ]
+
+    def _wants_requests(self, replica: int) -> bool:
+        assert self.policies is not None
+        return bool(getattr(self.policies[replica], "wants_requests", False))
 
     def _own(self, take: Any, k_next: Ints, decisions: list[Decision]) -> Ints:
         own = np.broadcast_to(k_next[:, None], self.ident[take].shape)
@@ -338,8 +343,8 @@ class _Rollout:
             if had and b:
                 hits = at_least(accepted[row][decodes[row]], k_max).tolist()
                 drafted = at_least(drafts[row][decodes[row]], k_max).tolist()
-                if self.wants_requests:
-                    on = decodes[row] & (drafts[row] > 0)
+                if self._wants_requests(replica):
+                    on = decodes[row]
                     idents = map(str, self.ident[take][row][on].tolist())
                     pairs = zip(drafts[row][on].tolist(), accepted[row][on].tolist(), strict=True)
                     requests = dict(zip(idents, pairs, strict=True))
