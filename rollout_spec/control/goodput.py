@@ -42,8 +42,8 @@ REFILL = 2
 # Slow start: where no longer draft than K was measured at about this batch, none longer than this times K, plus 1,
 # is tried: one step of a long draft in a full batch can cost ten.
 SLOW_START = 2
-# After new weights a request's own record keeps this share.
-FADE = 0.3
+# After new weights a request's own record keeps this share, and after a jump of acceptance this.
+FADE, FADE_JUMP = 0.3, 0.05
 # Above this K only every fourth or so is considered: their acceptance hardly differs.
 DENSE_K = 8
 
@@ -70,7 +70,7 @@ class Goodput:
         self._reference = 0.0
         self._expected_gain = 1.0
         self._tilt = [1.0] * (k_max + 1)
-        self._steps = 0
+        self._steps = self._jumps = 0
 
     @property
     def wants_requests(self) -> bool:
@@ -162,6 +162,9 @@ class Goodput:
 
     def _count(self, result: StepResult, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         self.acceptance.observe(result.k, result.speculated, drafted, accepted)
+        if self.acceptance.jumps > self._jumps:
+            self._jumps = self.acceptance.jumps
+            self.worth.rates.fade(FADE_JUMP)
 
     def policy_updated(self) -> None:
         """New weights: what was accepted under the old ones counts for less."""

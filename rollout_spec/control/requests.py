@@ -28,7 +28,7 @@ class RequestRates:
         self._tries: Vector = np.zeros(64)
 
     def observe(self, requests: Mapping[str, tuple[int, int]]) -> None:
-        """Draft tokens and accepted ones of each request that was to have drafts in the step; none found is a failure."""
+        """Draft tokens and accepted ones of each request that was to have drafts; none found counts as a failure."""
         if not requests:
             return
         rows = self._rows(list(requests))

@@ -107,8 +107,8 @@ def token_worth(step_seconds: Vector, speed: Vector, remaining: Sequence[float],
 def acceptance_lengths(survival: Sequence[float], overall: float, rates: Vector) -> Vector:
     """AL(K) of each request, [n, k_max + 1], from the P(first j accepted) of all and each one's own rate.
 
-    overall: P(one more draft accepted) of all, and `rates` [n] of each: both in (0, 1). A request's curve is that of all
-    to a power, as in `simulate.acceptance_curve`.
+    overall: P(one more draft accepted) of all, and `rates` [n] of each: both in (0, 1). A request's curve is that of
+    all to a power, as in `simulate.acceptance_curve`.
     """
     power = np.log(rates) / np.log(overall)
     curve = np.maximum(np.asarray(survival), 1e-9) ** power[:, None]

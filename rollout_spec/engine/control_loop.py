@@ -82,8 +82,13 @@ class ControlLoop:
 
     @property
     def wants_requests(self) -> bool:
-        """The policy decides by request: it must be told who is in the batch, and who had what accepted."""
+        """At this step the policy wants to know who is in the batch, and who had what accepted."""
         return bool(getattr(self.policy, "wants_requests", False))
+
+    @property
+    def learns_lengths(self) -> bool:
+        """The policy asks for single requests at all, so that it pays to remember how long responses get."""
+        return hasattr(self.policy, "wants_requests")
 
     def decide(self, view: StepView) -> Decision:
         if self._failed or view.sampling:

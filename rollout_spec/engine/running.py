@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.request import RequestStatus
 
-from rollout_spec.control.makespan import Lengths, prompt_key
+from rollout_spec.control.makespan import UNKNOWN, Lengths, prompt_key
+from rollout_spec.control.policy import LENGTH_SD
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -31,6 +32,25 @@ class _Bounds(NamedTuple):
     most: int
 
 
+class _Left(NamedTuple):
+    """What a request is expected to generate still."""
+
+    tokens: float
+    sure: bool
+
+
+class Remaining(NamedTuple):
+    """As in `StepView`."""
+
+    tokens: tuple[float, ...]
+    """One a request."""
+    sd: float
+    """Deviation of their logarithm."""
+
+
+NOTHING = Remaining((), LENGTH_SD)
+
+
 class Running:
     """Told by the scheduler who joins, generates and finishes. Sums are of prompt and generated tokens."""
 
@@ -42,9 +62,9 @@ class Running:
         self._age = 0  # steps since it was counted
         self._lengths = Lengths()
         self._bounds: dict[str, _Bounds] = {}
-        self._left: dict[str, float] = {}
+        self._left: dict[str, _Left] = {}
         self._left_age = 0
-        self._last: tuple[Sequence[str], tuple[float, ...]] = ((), ())
+        self._last: tuple[Sequence[str], Remaining] = ((), NOTHING)
 
     def finished(self, names: Iterable[str], learn: bool) -> None:
         """These are gone; `learn`: their lengths are remembered for others of the same prompt."""
@@ -78,8 +98,8 @@ class Running:
         self.context += request.num_tokens
         self._count += 1
 
-    def remaining(self, names: Sequence[str]) -> tuple[float, ...]:
-        """Tokens that each of `names` will still generate; () as long as nothing can be said. Asked every step."""
+    def remaining(self, names: Sequence[str]) -> Remaining:
+        """Tokens that each of `names` will still generate. Asked every step."""
         self._left_age += 1
         if self._left_age >= max(len(names) // REFRESH_SHARE, REFRESH_LEAST):
             self._left_age = 0
@@ -89,29 +109,27 @@ class Running:
         left = self._left
         for name in names:
             if name not in left:
-                expected = self._expect(name)
-                if expected is None:
-                    self._last = (names, ())
-                    return ()
-                left[name] = expected
-        self._last = (names, tuple([left[name] for name in names]))
+                left[name] = self._expect(name)
+        known = [left[name] for name in names]
+        doubtful = sum(not each.sure for each in known) / max(len(known), 1)
+        self._last = (names, Remaining(tuple([each.tokens for each in known]), LENGTH_SD * doubtful))
         return self._last[1]
 
-    def _expect(self, name: str) -> float | None:
+    def _expect(self, name: str) -> _Left:
         request = self._requests.get(name)
         if request is None:
-            return None
+            return _Left(UNKNOWN, sure=False)
         bounds = self._bounds.get(name)
         if bounds is None:
             bounds = self._bounds[name] = self._bounds_of(request)
         so_far = request.num_output_tokens
         # A sequence that runs has at least one token to go.
+        most = float(max(bounds.most - so_far, 1))
         if bounds.least == bounds.most:
-            return float(max(bounds.most - so_far, 1))
-        if not self._lengths.known:
-            return None
-        rest = max(self._lengths.remaining(bounds.prompt, so_far), bounds.least - so_far)
-        return max(min(rest, float(bounds.most - so_far)), 1.0)
+            return _Left(most, sure=True)
+        rest = self._lengths.remaining(bounds.prompt, so_far)
+        # Expected to run into its cap: that is a length known exactly.
+        return _Left(most, sure=True) if rest >= most else _Left(max(rest, bounds.least - so_far, 1.0), sure=False)
 
     def _bounds_of(self, request: Request) -> _Bounds:
         params = request.sampling_params

@@ -69,7 +69,7 @@ class _DynamicK(Scheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self._loop is not None and scheduler_output.finished_req_ids:
-            self._running.finished(scheduler_output.finished_req_ids, learn=self._loop.wants_requests)
+            self._running.finished(scheduler_output.finished_req_ids, learn=self._loop.learns_lengths)
         if self._loop is None or not scheduler_output.num_scheduled_tokens:
             super()._update_after_schedule(scheduler_output)
             return
@@ -115,8 +115,11 @@ class _DynamicK(Scheduler):
         context_tokens = self._running.context
         unfinished, prefill_tokens = self._begin(prefills, scheduled) if prefills or self._chunked else (0, 0)
         requests: tuple[str, ...] = ()
+        remaining: tuple[float, ...] = ()
+        remaining_sd = 0.0
         if self._loop.wants_requests:
             requests = tuple(rid for rid in scheduled if rid not in self._chunked)
+            remaining, remaining_sd = self._running.remaining(requests)
         decision = self._loop.decide(
             StepView(
                 decode=len(scheduled) - unfinished,
@@ -125,7 +128,8 @@ class _DynamicK(Scheduler):
                 sampling=self._loop.must_check_sampling and self._any_sampling(),
                 context_tokens=self._running.context,
                 requests=requests,
-                remaining=self._running.remaining(requests) if requests else (),
+                remaining=remaining,
+                remaining_sd=remaining_sd,
             )
         )
         self._per_request = dict(decision.per_request) if decision.per_request else {}
@@ -218,13 +222,16 @@ class _DynamicK(Scheduler):
         return _Counts(_at_least(lengths), _at_least(hits))
 
     def _by_request(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[str, tuple[int, int]]:
-        """Draft tokens and accepted ones of each request that had drafts verified."""
+        """Draft tokens and accepted ones of each request that was to have drafts; (0, 0) where none were found."""
+        if not self._pending[0].k:
+            return {}
         index, sampled = result.req_id_to_index, result.sampled_token_ids
+        drafts, new = output.scheduled_spec_decode_tokens, {request.req_id for request in output.scheduled_new_reqs}
         counts = {}
-        for rid, drafts in output.scheduled_spec_decode_tokens.items():
+        for rid in output.num_scheduled_tokens:
             tokens = len(sampled[index[rid]])
-            if tokens and rid in self.requests:
-                counts[rid] = (len(drafts), tokens - 1)
+            if tokens and rid in self.requests and rid not in new:
+                counts[rid] = (len(drafts.get(rid, ())), tokens - 1)
         return counts
 
     def _any_sampling(self) -> bool:

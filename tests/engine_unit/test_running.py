@@ -12,6 +12,7 @@ import pytest
 from scheduler_harness import EOS, Driver, Recorder, make_config, make_scheduler, request
 from vllm.v1.request import RequestStatus
 
+from rollout_spec.control.policy import LENGTH_SD
 from rollout_spec.engine import running
 from rollout_spec.engine.running import RECOUNT_STEPS, REFRESH_LEAST, REFRESH_SHARE, Running
 
@@ -25,7 +26,8 @@ def config(tmp_path: Path) -> Callable[..., Any]:
 
 def recorded(scheduler: Any, k: int = 0, wants_requests: bool = False) -> Recorder:
     recorder = scheduler._loop.policy = Recorder(lambda view: k)
-    recorder.wants_requests = wants_requests  # type: ignore[attr-defined]
+    if wants_requests:
+        recorder.wants_requests = True  # type: ignore[attr-defined]
     return recorder
 
 
@@ -93,7 +95,9 @@ def test_remaining_lengths_come_from_earlier_responses_to_the_prompt(config: Cal
     drivers.append(Driver(scheduler, token=ending(lengths, drivers)))
     finish(scheduler, lengths, drivers[0])
     assert recorder.views[0].requests
-    assert recorder.views[0].remaining == ()  # nothing has finished yet
+    # Nothing has finished yet: as long as each may be, its cap, and that is sure.
+    assert set(recorder.views[0].remaining) == {200.0}
+    assert recorder.views[0].remaining_sd == 0.0
     assert drivers[0].generated == lengths
     # The next epoch. Those before it count, and all prompts together for a prompt that is new.
     for name, prompt in (("short", 3), ("long", 4), ("new", 5)):
@@ -103,6 +107,7 @@ def test_remaining_lengths_come_from_earlier_responses_to_the_prompt(config: Cal
     view = recorder.views[before]
     assert view.requests == ("short", "long", "new")
     short, long, new = view.remaining
+    assert view.remaining_sd == LENGTH_SD
     assert 10 < short < 50 < new < 70 < long < 110
     for _ in range(40):
         drivers[0].step()
@@ -183,11 +188,11 @@ def test_expected_lengths_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(running.Running, "_expect", lambda self, name: asked.append(name) or real(self, name))
     names = tuple(live)
     for _ in range(320):
-        assert len(table.remaining(names)) == 256
+        assert len(table.remaining(names).tokens) == 256
     assert len(asked) == pytest.approx(320 * REFRESH_SHARE, rel=0.2)
     # One that comes or goes is not all of them.
     asked.clear()
     table.finished(["r7"], learn=True)
     fewer = tuple(name for name in names if name != "r7")
-    assert len(table.remaining(fewer)) == 255
+    assert len(table.remaining(fewer).tokens) == 255
     assert asked == []
