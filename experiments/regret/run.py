@@ -1,6 +1,6 @@
 """Regret of K policies against an oracle on random worlds; writes results.json and regret.png beside this file.
 
-    .venv/bin/python experiments/regret/run.py [--worlds 60] [--hopeless 30] [--collapse 12] [--seed 0]
+    .venv/bin/python experiments/regret/run.py [--worlds 60] [--hopeless 30] [--mixed 30] [--collapse 12] [--seed 0]
 
 Resumable: worlds that are in results.json already, made by the same code and seed, are not run again.
 """
@@ -23,7 +23,7 @@ from rollout_spec.control.policy import Decision, StepView
 from rollout_spec.simulate.contenders import make
 from rollout_spec.simulate.fleet import simulate
 from rollout_spec.simulate.step_model import Floats, StepModel, Work
-from rollout_spec.simulate.worlds import World, collapsing_world, hopeless_world, random_world
+from rollout_spec.simulate.worlds import World, collapsing_world, hopeless_world, mixed_world, random_world
 
 HERE = Path(__file__).parent
 NAMES = ("oracle", "goodput", "off", "fixed:1", "fixed:3", "fixed:5", "threshold", "table", "bandit")
@@ -38,6 +38,7 @@ LABELS = {
     "off": "off",
 }
 COLLAPSE_STEP = 192
+PARTS = ("worlds", "hopeless", "mixed", "collapse")
 
 
 class Watched(Goodput):
@@ -115,6 +116,8 @@ def run(job: tuple[str, int, int]) -> dict[str, Any]:
         return compare(random_world(index, seed), NAMES, seed + 1)
     if part == "hopeless":
         return compare(hopeless_world(index, seed), ("off", "goodput"), seed + 1)
+    if part == "mixed":
+        return compare(mixed_world(index, seed), ("off", "fixed:1", "fixed:3", "table", "oracle", "goodput"), seed + 1)
     return collapse(index, seed)
 
 
@@ -143,6 +146,19 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
         if harm:
             values = {"median": float(np.median(harm)), "max": max(harm), "worlds": len(harm)}
             out[f"harm where no K helps{label}"] = values
+    if results["mixed"]:
+        out["speed-up over off where some requests accept all drafts and others none"] = {
+            name: {
+                "median": float(np.median(gain)),
+                "p10": float(np.quantile(gain, 0.1)),
+                "min": min(gain),
+            }
+            for name in results["mixed"][0]["undisturbed_seconds"]
+            if name != "off"
+            for gain in [
+                [row["undisturbed_seconds"]["off"] / row["undisturbed_seconds"][name] for row in results["mixed"]]
+            ]
+        }
     if results["collapse"]:
         zeros = [row["steps_to_zero"] for row in results["collapse"]]
         # A rollout may end before K is 0: it neither passed nor failed.
@@ -184,24 +200,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--hopeless", type=int, default=30)
+    parser.add_argument("--mixed", type=int, default=30)
     parser.add_argument("--collapse", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     path = args.out / "results.json"
-    results: dict[str, Any] = {"schema": 1, "seed": args.seed, "worlds": [], "hopeless": [], "collapse": []}
+    results: dict[str, Any] = {
+        "schema": 1,
+        "seed": args.seed,
+        "worlds": [],
+        "hopeless": [],
+        "mixed": [],
+        "collapse": [],
+    }
     if path.exists():
         old = json.loads(path.read_text())
         # Worlds of another state of the code would be published under this one's revision.
         git = provenance.collect()["git"]
-        if old["seed"] == args.seed and old["provenance"]["git"] == git and git and not git["dirty"]:
+        if (
+            old["schema"] == results["schema"]
+            and old["seed"] == args.seed
+            and old["provenance"]["git"] == git
+            and git
+            and not git["dirty"]
+        ):
             results = old
-    todo = [
-        (part, index, args.seed)
-        for part, count in (("worlds", args.worlds), ("hopeless", args.hopeless), ("collapse", args.collapse))
-        for index in range(len(results[part]), count)
-    ]
+    todo = [(part, index, args.seed) for part in PARTS for index in range(len(results[part]), getattr(args, part))]
     # Time is simulated: how busy the machine is does not matter.
     with ProcessPoolExecutor(args.jobs) as pool:
         for (part, index, _), row in zip(todo, pool.map(run, todo), strict=True):

@@ -31,8 +31,10 @@ KEEP_STEPS, KEEP_STEPS_WIDE = 4, 16
 # From this batch on like steps are learned from together, so many at once, and decisions stand for longer: steps
 # are long there and tell much, and both cost as much as for one step.
 HOLD_BATCH, HOLD_STEPS = 48, 8
-# There, what single requests had accepted is asked for at one step in this many: it costs as much as a choice.
-ASK_EVERY = 8
+# There, what single requests had accepted is asked for at one step in this many, for it costs as much as a choice; and
+# after a refill, with requests that nothing is known of, at each of so many steps, with a choice as often as in a small
+# batch.
+ASK_EVERY, ASK_FIRST = 8, 24
 # Trials are thought about at every so many choices, and at the first ones: it costs several times a choice.
 TRIAL_EVERY = 4
 # A trial ends early when the batch moved by more than one part in this many: what was to be learned is gone.
@@ -71,10 +73,11 @@ class Goodput:
         self._expected_gain = 1.0
         self._tilt = [1.0] * (k_max + 1)
         self._steps = self._jumps = 0
+        self._fresh = float(ASK_FIRST)
 
     @property
     def wants_requests(self) -> bool:
-        return self._decode < HOLD_BATCH or self._steps % ASK_EVERY == 0
+        return self._decode < HOLD_BATCH or self._fresh > 0 or self._steps % ASK_EVERY == 0
 
     def decide(self, view: StepView) -> Decision:
         self._steps += 1
@@ -85,8 +88,9 @@ class Goodput:
             return self._current
         if self._decode and view.decode >= REFILL * self._decode + REFILL:
             self.acceptance.refilled()
+            self._fresh = float(ASK_FIRST)
         self._age += 1
-        keep = KEEP_STEPS if view.decode < HOLD_BATCH else KEEP_STEPS_WIDE
+        keep = KEEP_STEPS if view.decode < HOLD_BATCH or self._fresh > 0 else KEEP_STEPS_WIDE
         if self._age <= keep and moved * 32 <= self._decode and not self.cost.news:
             return self._current
         self._release()
@@ -95,6 +99,7 @@ class Goodput:
         return self._choose(view)
 
     def observe(self, result: StepResult) -> None:
+        self._fresh -= 1.0 if result.requests else 0.25
         if result.requests:
             self.worth.rates.observe(result.requests)
         if result.decode >= HOLD_BATCH and self._settled(result):

@@ -13,6 +13,8 @@ from rollout_spec.control.step_times import StepTimes
 Floats = NDArray[np.float64]
 # Response tokens that share a power, by default.
 POSITION_BLOCK = 32
+# Power of a request for which hardly any draft is accepted: of a rate of 0.9 it leaves 0.01.
+HOPELESS = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class AcceptanceCurve:
     """P(first j drafts accepted), j = 1 .. k_max, falling."""
     request_sigma: float = 0.0
     """Deviation of the logarithm of a request's power."""
+    hopeless_share: float = 0.0
+    """Of the requests, those for which hardly any draft is accepted: free text to a drafter that copies."""
     by_round: tuple[float, ...] = (1.0,)
     """Power in rollout 0, 1, ...; the last holds on."""
     by_step: tuple[float, ...] = field(default=(1.0,))
@@ -85,8 +89,11 @@ class AcceptanceCurve:
         return np.asarray(self.by_position)[blocks]
 
     def request_powers(self, count: int, rng: np.random.Generator) -> Floats:
-        """One for each request, with mean logarithm 0."""
-        return np.exp(self.request_sigma * rng.standard_normal(count))
+        """One for each request; without hopeless ones the mean of the logarithm is 0."""
+        powers: Floats = np.exp(self.request_sigma * rng.standard_normal(count))
+        if self.hopeless_share:
+            powers[rng.random(count) < self.hopeless_share] *= HOPELESS
+        return powers
 
     def accepted(self, uniform: Floats, power: Floats) -> NDArray[np.int64]:
         """Drafts in a row that would be accepted, given one uniform number a sequence; any shape."""

@@ -116,6 +116,19 @@ def hopeless_world(index: int, seed: int = 0) -> World:
     return replace(world, fleet=replace(world.fleet, model=model, acceptance=curve))
 
 
+def mixed_world(index: int, seed: int = 0) -> World:
+    """Some requests accept nearly everything and others nothing; in half of the worlds all run into the same cap."""
+    world = random_world(index, seed)
+    rng = np.random.default_rng([seed, index, 2])
+    curve = AcceptanceCurve.geometric(rng.uniform(0.6, 0.95), world.fleet.k_max, hopeless_share=rng.uniform(0.2, 0.8))
+    lengths = world.fleet.lengths
+    if index % 2:
+        lengths = tuple(np.full(world.fleet.max_num_seqs, round(_log_uniform(rng, 150, 1000))) for _ in lengths)
+    # An engine knows the caps of its requests.
+    fleet = replace(world.fleet, acceptance=curve, lengths=lengths, lengths_known=bool(index % 2))
+    return replace(world, fleet=fleet)
+
+
 def collapsing_world(index: int, step: int, seed: int = 0) -> World:
     """Acceptance falls to nothing at the block of 64 steps that holds `step`."""
     world = random_world(index, seed)
