@@ -20,7 +20,14 @@ class Sample:
     sample_index: int
     prompt_token_ids: list[int]
     internal_id: str  # vLLM's
+    params: Any  # vLLM's SamplingParams
     spans: tuple[Span, ...]
+
+    def queued(self, engine: Any, request_id: str, versions: Versions) -> Sample:
+        """Itself, in vLLM's queue. Raises what vLLM raises for a request that it will not take."""
+        prompt = vllm_requests.engine_input(self.prompt_token_ids, versions.cache_salt)
+        # Older vLLM returns nothing here and keeps our id.
+        return replace(self, internal_id=engine.add_request(request_id, prompt, self.params) or request_id)
 
     def rollout(
         self,
@@ -96,6 +103,13 @@ class Ledger:
             tokens, _ = vllm_requests.partial_output(engine, sample.internal_id)
             spans = extend(sample.spans, versions.span(len(tokens)))
             self.running[request_id] = replace(sample, spans=spans)
+
+    def restart_unbegun(self, engine: Any, versions: Versions) -> None:
+        """Queue anew what has no token yet: all of it is to be the new policy's, the cache of its prompt too."""
+        for request_id, sample in self.running.items():
+            if sample.spans == (versions.span(0),):
+                engine.abort_request([request_id])
+                self.running[request_id] = sample.queued(engine, request_id, versions)
 
     def collect(self, pending: dict[str, None]) -> list[Rollout]:
         """What of `pending` has finished; both forget it."""

@@ -25,7 +25,7 @@ class Resident:
     def __init__(self, engine: Any, ledger: Ledger, sync: WeightSync, draft_file: Path, in_process: bool) -> None:
         """draft_file: replaced with each new draft, since the controller watches it."""
         self.versions = Versions()
-        self.lost = False  # the target's weights are gone: nothing may be sampled
+        self.lost = False  # the target's weights are gone
         self.update_seconds = 0.0  # the last update took so long
         self._engine = engine
         self._ledger = ledger
@@ -81,12 +81,15 @@ class Resident:
             self._sync.reload_draft()
             self._announce_draft()
         self.lost = "target" in changed
+        return mended
+
+    def require(self) -> None:
+        """RuntimeError if the target's weights are gone: nothing may be sampled."""
         if self.lost:
             raise RuntimeError(
                 f"the weights of policy version {self.versions.policy} are no longer in the engine (a level 2 sleep "
-                "discards them): push them with update_weights before the next generate"
+                "discards them): push weights with update_weights before generating"
             )
-        return mended
 
     def _announce_draft(self) -> None:
         write_json(self._draft_file, {"draft_version": self.versions.draft})
@@ -108,9 +111,12 @@ class Resident:
             )
 
     def _drop_caches(self, mode: Mode) -> None:
-        """After a new target. In flight vLLM cannot drop the cache, but asking it also tells the controller."""
+        """After a new target. Cached blocks are salted by update: what must stay never answers a later request."""
         if mode == "abort_resume":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        elif not self._engine.reset_prefix_cache() and mode == "drained":
-            # Its blocks are salted, so that nothing later is answered from them.
+            return
+        dropped = self._engine.reset_prefix_cache()  # also tells the controller
+        if mode == "in_flight":
+            self._ledger.restart_unbegun(self._engine, self.versions)
+        elif not dropped:
             logger.warning("update_weights: vLLM did not drop its prefix cache; it keeps memory until it is evicted")

@@ -162,8 +162,7 @@ class RolloutWorker:
         sampling = sampling or self.config.sampling
         # All of them before the first is queued: a prompt that cannot be tokenised must not leave others running.
         tokenised = [vllm_requests.prompt_token_ids(lambda: self.tokenizer, prompt) for prompt in prompts]
-        if self._resident.lost:
-            raise RuntimeError("the target's weights are gone; push them with update_weights before generating")
+        self._resident.require()
         with self._lock:
             order: Sequence[int] = range(len(prompts))
             if longest:
@@ -256,7 +255,7 @@ class RolloutWorker:
             self._resident.sleep(level)
 
     def wake(self) -> None:
-        """Wake the engine; a draft that did not survive the sleep is loaded again. Raises as `mend_weights`."""
+        """Wake the engine and `mend_weights`."""
         self._engine.wake_up()
         self.mend_weights()
 
@@ -264,8 +263,8 @@ class RolloutWorker:
         """Compare the weights in the workers with those loaded last; load the draft again if it is not that.
 
         vLLM leaves a draft unloaded after a level 2 sleep, without an error: acceptance falls to nothing. True if
-        the draft was loaded again. Raises RuntimeError if the target's weights are gone; `update_weights` must then
-        bring them before anything is sampled.
+        the draft was loaded again. Where the target's weights are gone, which level 2 means, generating raises
+        RuntimeError until `update_weights` brings new ones.
         """
         with self._lock:
             return self._resident.mend()
@@ -308,16 +307,12 @@ class RolloutWorker:
         length: int | None,
     ) -> None:
         versions = self._resident.versions
-        running = Sample(index, sample, token_ids, request_id, (versions.span(0),))
+        running = Sample(index, sample, token_ids, request_id, None, (versions.span(0),))
         try:
-            params = vllm_requests.sampling_params(sampling, length)
-            prompt = vllm_requests.engine_input(token_ids, versions.cache_salt)
-            internal = self._engine.add_request(request_id, prompt, params)
+            running = replace(running, params=vllm_requests.sampling_params(sampling, length))
+            self._ledger.running[request_id] = running.queued(self._engine, request_id, versions)
         except vllm_requests.refusals() as error:  # the others must not suffer
             self._ledger.finished[request_id] = running.rollout([], None, "error", str(error))
-            return
-        # Older vLLM returns nothing here and keeps our id.
-        self._ledger.running[request_id] = replace(running, internal_id=internal or request_id)
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
         results: list[Any] = self._engine.collective_rpc(method, timeout=LOAD_TIMEOUT, args=args)
