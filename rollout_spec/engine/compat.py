@@ -131,4 +131,14 @@ _TESTS: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
         "weight updates in the running engine",
         _has("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.reload_weights"),
     ),
+    (
+        "layerwise reload",
+        "draft refreshes, and old weights back after an update that failed",
+        _has(
+            "vllm.model_executor.model_loader.reload",
+            "initialize_layerwise_reload",
+            "finalize_layerwise_reload",
+            "layerwise.get_layerwise_info",
+        ),
+    ),
 )

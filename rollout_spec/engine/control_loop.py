@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,11 @@ class ControlLoop:
         status_file: str | None = None,
         static_k: int | None = None,
         trace_file: str | None = None,
+        draft_file: str | None = None,
     ) -> None:
-        """`trace_file`: every step is appended to it, a JSON line each (see `step_trace`)."""
+        """`trace_file`: every step is appended to it, a JSON line each (see `step_trace`). `draft_file`: replaced by
+        who refreshes the draft, since vLLM has no call that would bring the news to a scheduler in any process.
+        """
         self.policy = policy
         self.k_max = k_max
         self.zeros = (0,) * k_max
@@ -49,6 +53,7 @@ class ControlLoop:
         self._static = None if static_k is None else Decision(static_k, "data parallel")
         self._status = None if status_file is None else Path(status_file)
         self._trace = None if trace_file is None else StepTrace(trace_file)
+        self._draft = None if draft_file is None else DraftFile(draft_file)
         self._failed = False
         self._k = 0
         self._written = 0.0
@@ -78,7 +83,9 @@ class ControlLoop:
         if config.parallel_config.data_parallel_size > 1:
             logger.warning("rollout_spec: data parallel ranks must agree on K, so K stays %d as in vLLM", k_max)
             static_k = k_max
-        return cls(policy, k_max, settings.get("status_file"), static_k, settings.get("trace_file"))
+        return cls(
+            policy, k_max, settings.get("status_file"), static_k, settings.get("trace_file"), settings.get("draft_file")
+        )
 
     @property
     def wants_requests(self) -> bool:
@@ -91,6 +98,8 @@ class ControlLoop:
         return hasattr(self.policy, "wants_requests")
 
     def decide(self, view: StepView) -> Decision:
+        if self._draft is not None and self._draft.replaced():
+            self.draft_refreshed()
         if self._failed or view.sampling:
             decision = Decision(0, "controller failed" if self._failed else "unsafe sampler")
         elif self._static is not None:
@@ -125,12 +134,19 @@ class ControlLoop:
             self._write()
 
     def policy_updated(self) -> None:
-        updated = getattr(self.policy, "policy_updated", None)
-        if updated is not None and not self._failed:
+        self._tell("policy_updated", "take in a weight update")
+
+    def draft_refreshed(self) -> None:
+        self._tell("draft_refreshed", "take in a refreshed draft")
+
+    def _tell(self, event: str, what: str) -> None:
+        """Call the policy's method for an event, if it has one."""
+        told = getattr(self.policy, event, None)
+        if told is not None and not self._failed:
             try:
-                updated()
+                told()
             except Exception:  # see `decide`
-                self._fail("take in a weight update")
+                self._fail(what)
 
     def idle(self) -> None:
         """The engine has drained: leave the last word in the status file."""
@@ -184,6 +200,23 @@ class ControlLoop:
         except OSError as error:
             logger.warning("rollout_spec: metrics stop, %s cannot be written: %s", self._status, error)
             self._status = None
+
+
+class DraftFile:
+    """A file that is replaced whole with each new draft. Looking costs a microsecond."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def replaced(self) -> bool:
+        """Since the last call; the first one, too, if the file is there."""
+        try:
+            stat = os.stat(self._path)  # noqa: PTH116 - every step looks, and Path.stat takes three times as long
+        except OSError:
+            return False
+        seen, self._seen = self._seen, (stat.st_ino, stat.st_mtime_ns)
+        return seen != self._seen
 
 
 def bucket_of(decode: int) -> int:

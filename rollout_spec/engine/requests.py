@@ -46,12 +46,15 @@ def sampling_params(sampling: SamplingConfig, output_tokens: int | None) -> Samp
     )
 
 
-def engine_input(token_ids: list[int]) -> Any:
-    """A prompt of token ids as the engine takes it; before vLLM had `tokens_input` a plain mapping did."""
+def engine_input(token_ids: list[int], cache_salt: str) -> Any:
+    """A prompt of token ids as the engine takes it; before vLLM had `tokens_input` a plain mapping did.
+
+    Requests share cached prefixes with those of the same `cache_salt` only.
+    """
     import vllm.inputs
 
-    make = getattr(vllm.inputs, "tokens_input", None)
-    return {"prompt_token_ids": token_ids} if make is None else make(prompt_token_ids=token_ids)
+    make = getattr(vllm.inputs, "tokens_input", dict)
+    return make(prompt_token_ids=token_ids, cache_salt=cache_salt)
 
 
 def refusals() -> tuple[type[Exception], ...]:

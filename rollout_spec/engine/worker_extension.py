@@ -6,18 +6,23 @@ are plain values, so no pickle is needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-import torch
+from rollout_spec.engine import reload
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+logger = logging.getLogger("vllm.rollout_spec")
 
 
 class WorkerExtension:
     """Mixed into vLLM's worker; `self` is the worker."""
 
     model_runner: Any
+    _rollout_spec_before: reload.Snapshot | None = None
+    _rollout_spec_chosen: Sequence[str] = ()
+    _rollout_spec_marks: Mapping[str, reload.Marks] = MappingProxyType({})
 
     def rollout_spec_sampler_ok(self) -> bool:
         """The rejection sampler of this worker expands sampling parameters correctly."""
@@ -31,40 +36,53 @@ class WorkerExtension:
         if forget is not None:
             forget()
 
-    def rollout_spec_load_weights(self, files: list[str]) -> int:
-        """Load target weights from safetensors files, in Hugging Face names, into the running model.
+    def rollout_spec_load_weights(self, target: list[str], draft: list[str]) -> str | None:
+        """Load checked safetensors files, in Hugging Face names, into the target, the draft ([]: not) or both.
 
-        Returns the number of tensors. vLLM's layerwise reload restores and repacks what its kernels had packed.
+        Returns what went wrong, as a value, since other workers may have succeeded. Either way the old weights are
+        kept until `rollout_spec_settle_weights`, which must follow.
         """
-        config = self.model_runner.model_config.hf_text_config
-        tied = bool(getattr(config, "tie_word_embeddings", False))
-        count = 0
+        files = {reload.TARGET: target, reload.DRAFT: draft}
+        chosen = [which for which in files if files[which]]
+        self._rollout_spec_before, self._rollout_spec_chosen = None, chosen
+        try:
+            if not self._rollout_spec_marks:
+                self.rollout_spec_note_weights()
+            found = reload.models(self.model_runner)
+            self._rollout_spec_before = reload.Snapshot(found[which] for which in chosen)
+            for which in chosen:
+                reload.load(self, which, reload.read(files[which]))
+        except Exception as error:  # whatever broke it, the old weights must come back
+            logger.exception("rollout_spec: new weights could not be loaded")
+            return f"{type(error).__name__}: {error}"
+        return None
 
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal count
-            for name, tensor in _read(files):
-                count += 1
-                # With tied embeddings the head is the embedding; loaded by itself vLLM refuses it.
-                if not (tied and name == "lm_head.weight"):
-                    yield name, tensor
+    def rollout_spec_settle_weights(self, keep: bool) -> str | None:
+        """Let the old weights go (keep), or put them back; returns what is wrong with those that came back."""
+        before, self._rollout_spec_before = self._rollout_spec_before, None
+        if keep:
+            self.rollout_spec_note_weights(self._rollout_spec_chosen)
+            return None
+        if before is None:  # nothing was touched
+            return None
+        before.restore()
+        changed = self.rollout_spec_changed_weights()
+        return f"{' and '.join(changed)} weights are not what they were" if changed else None
 
-        self.model_runner.reload_weights(weights_iterator=tensors())
-        if tied:
-            self._rollout_spec_repack_tied_head()
-        return count
+    def rollout_spec_shared_layers(self) -> list[str]:
+        """Layers of the draft (embed_tokens, lm_head) that are the target's: no draft update may hold them."""
+        return reload.shared(self.model_runner)
 
-    def _rollout_spec_repack_tied_head(self) -> None:
-        """On CPU a tied head keeps a packed copy of the old embedding; pack it again."""
-        head = getattr(self.model_runner.get_model(), "lm_head", None)
-        method = getattr(head, "quant_method", None)
-        if head is not None and method is not None:
-            method.process_weights_after_loading(head)
+    def rollout_spec_note_weights(self, loaded: Sequence[str] = (reload.TARGET, reload.DRAFT)) -> None:
+        """Those `loaded` are right from now on: `rollout_spec_changed_weights` compares with them."""
+        found = reload.models(self.model_runner)
+        if reload.TARGET not in loaded:  # the draft's marks have the layers in them that it shares with the target
+            found.pop(reload.TARGET)
+        marks = {which: reload.fingerprint(model) for which, model in found.items()}
+        self._rollout_spec_marks = {**self._rollout_spec_marks, **marks}
 
-
-def _read(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - safe_open is not iterable
-                yield name, weights.get_tensor(name)
+    def rollout_spec_changed_weights(self) -> list[str]:
+        """Models (target, draft) whose weights are no longer what was noted."""
+        found = reload.models(self.model_runner)
+        noted = self._rollout_spec_marks
+        return [which for which in noted if not reload.same(reload.fingerprint(found[which]), noted[which])]

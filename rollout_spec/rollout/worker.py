@@ -13,36 +13,24 @@ import logging
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rollout_spec.config import Config, ConfigError, SamplingConfig
-from rollout_spec.control.makespan import Lengths, longest_first, prompt_key
 from rollout_spec.engine import requests as vllm_requests
 from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.engine.launch import engine_arguments, make_engine
+from rollout_spec.rollout.ledger import Ledger, Sample
 from rollout_spec.rollout.metrics import worker_metrics
+from rollout_spec.rollout.resident import Mode, Resident
 from rollout_spec.rollout.types import Rollout
-from rollout_spec.rollout.weights import as_files, check_shapes, safetensors_files, shapes_of
-
-if TYPE_CHECKING:
-    import torch
+from rollout_spec.rollout.update import LOAD_TIMEOUT, WeightSync
+from rollout_spec.rollout.weights import Weights
 
 logger = logging.getLogger("vllm.rollout_spec")
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A sample that runs. Set by `_submit`, read when its output or its abort arrives."""
-
-    prompt_index: int
-    sample_index: int
-    prompt_token_ids: list[int]
-    internal_id: str  # vLLM's
-    policy_version: int
 
 
 class RolloutWorker:
@@ -56,19 +44,19 @@ class RolloutWorker:
         Raises ConfigError before anything is loaded when vLLM refuses the configuration.
         """
         self.config = config
-        self.policy_version = 0
         self._folder = tempfile.TemporaryDirectory(prefix="rollout_spec_")
         self._status = Path(self._folder.name) / "status.json"
+        draft_file = Path(self._folder.name) / "draft_version.json"
         if arguments is None:
             arguments = engine_arguments(config, drafter=config.drafter, policy=config.policy)
         settings = arguments.get("additional_config", {}).get(SETTINGS_KEY)
         if settings is not None:
             settings["status_file"] = str(self._status)
-        self._model = str(arguments["model"])
+            settings["draft_file"] = str(draft_file)
         self._engine = make_engine(config, arguments, stat_loggers)
-        self._requests: dict[str, _Request] = {}
-        self._finished: dict[str, Rollout] = {}
-        self._lengths = Lengths()
+        self._ledger = Ledger()
+        sync = WeightSync(self._rpc, arguments, Path(self._folder.name))
+        self._resident = Resident(self._engine, self._ledger, sync, draft_file, config.engine.in_process)
         self._next_id = 0
         self._lock = threading.Lock()
         self._check_sampler(arguments)
@@ -118,13 +106,12 @@ class RolloutWorker:
         pending = dict.fromkeys(ids)
         try:
             while pending:
-                yield from self._collect(pending)
+                yield from self._ledger.collect(pending)
                 if pending:
                     self.step()
         finally:
             self.abort(pending)
-            for request_id in pending:
-                self._finished.pop(request_id, None)
+            self._ledger.drop(pending)
 
     async def astream(
         self,
@@ -137,14 +124,13 @@ class RolloutWorker:
         pending = dict.fromkeys(await asyncio.to_thread(self.submit, prompts, n, sampling, output_tokens))
         try:
             while pending:
-                for rollout in self._collect(pending):
+                for rollout in self._ledger.collect(pending):
                     yield rollout
                 if pending:
                     await asyncio.to_thread(self.step)
         finally:
             self.abort(pending)
-            for request_id in pending:
-                self._finished.pop(request_id, None)
+            self._ledger.drop(pending)
 
     def submit(
         self,
@@ -176,8 +162,11 @@ class RolloutWorker:
         sampling = sampling or self.config.sampling
         # All of them before the first is queued: a prompt that cannot be tokenised must not leave others running.
         tokenised = [vllm_requests.prompt_token_ids(lambda: self.tokenizer, prompt) for prompt in prompts]
+        self._resident.require()
         with self._lock:
-            order = self._order(tokenised, n) if longest else range(len(prompts))
+            order: Sequence[int] = range(len(prompts))
+            if longest:
+                order = self._ledger.order(tokenised, n, room=self.config.engine.max_num_seqs)
             first, self._next_id = self._next_id, self._next_id + n * len(prompts)
             ids = [f"rollout-{first + number}" for number in range(n * len(prompts))]
             for index in order:
@@ -187,12 +176,6 @@ class RolloutWorker:
                     self._submit(ids[index * n + sample], index, sample, tokenised[index], sampling, length)
         return ids
 
-    def _order(self, prompts: list[list[int]], n: int) -> Sequence[int]:
-        """Indices of `prompts` in the order to queue them; as they came if all fit in the batch."""
-        if n * len(prompts) + len(self._requests) <= self.config.engine.max_num_seqs:
-            return range(len(prompts))
-        return longest_first([prompt_key(prompt) for prompt in prompts], self._lengths)
-
     def step(self) -> None:
         """One engine step; finished rollouts wait for `take`. Does nothing when no request runs."""
         with self._lock:
@@ -200,51 +183,91 @@ class RolloutWorker:
                 return
             for output in self._engine.step():
                 if output.finished:
-                    self._finish(output)
+                    self._ledger.finish(output)
 
     def take(self, request_id: str) -> Rollout | None:
         """The finished rollout of a request id, once; None while it runs."""
-        return self._finished.pop(request_id, None)
+        return self._ledger.finished.pop(request_id, None)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[Rollout]:
         """Stop requests (None: all that run). They finish with reason "abort" and the tokens they have."""
         with self._lock:
-            ids = [rid for rid in (self._requests if request_ids is None else request_ids) if rid in self._requests]
-            aborted = []
-            for request_id in ids:
-                request = self._requests.pop(request_id)
-                tokens, logprobs = vllm_requests.partial_output(self._engine, request.internal_id)
-                rollout = self._rollout(request, tokens, logprobs, "abort")
-                self._finished[request_id] = rollout
-                aborted.append(rollout)
-            if ids:
-                self._engine.abort_request(ids)
-        return aborted
+            return self._ledger.abort(self._engine, list(self._ledger.running) if request_ids is None else request_ids)
 
     @property
     def num_unfinished(self) -> int:
         """Requests that run or wait."""
-        return len(self._requests)
+        return len(self._ledger.running)
 
     # -- weights
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | str | Path, policy_version: int) -> None:
-        """Put new target weights into the running engine: named tensors, or a folder of safetensors.
+    @property
+    def policy_version(self) -> int:
+        """Of the target's weights in the engine; 0 at the start."""
+        return self._resident.versions.policy
 
-        Names and shapes are the checkpoint's own and are checked first; prefix caches are dropped. Raises
-        ConfigError on unfit weights (the old ones stay) and RuntimeError while requests run.
+    @property
+    def draft_version(self) -> int:
+        """Of the draft's weights in the engine; 0 at the start."""
+        return self._resident.versions.draft
+
+    def update_weights(
+        self,
+        weights: Weights | None = None,
+        policy_version: int | None = None,
+        *,
+        draft: Weights | None = None,
+        draft_version: int | None = None,
+        mode: Mode = "drained",
+    ) -> None:
+        """Put new weights into the running engine: of the target, of the draft head or draft model, or of both at once.
+
+        Each as named tensors, or as a folder (or file) of safetensors, complete and under the checkpoint's own names;
+        a head without the layers that it shares with the target. All of it is in force afterwards or nothing is.
+        Prefix caches are dropped with a new target. What happens to requests that run:
+
+        - drained: none may run, RuntimeError otherwise.
+        - abort_resume: vLLM preempts them: they keep their tokens, lose their cache, and go on as if prompt and
+          tokens so far had been the prompt of the new policy.
+        - in_flight: they go on at once; keys and values of their tokens so far stay those of the old policy.
+
+        The last two need the engine in this process, with synchronous scheduling; `Rollout.spans` then says which
+        version made which tokens. Raises ConfigError on weights that do not fit and UpdateFailed if a worker could
+        not load them: versions and weights are then the old ones.
         """
-        if self._requests:
-            raise RuntimeError(
-                f"update_weights: {len(self._requests)} requests still run on policy version "
-                f"{self.policy_version}; let them finish or abort them first"
-            )
-        with as_files(weights) as files:
-            check_shapes(shapes_of(files), self._model_shapes())
-            self._rpc("rollout_spec_load_weights", [str(file) for file in files])
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("update_weights: vLLM did not drop its prefix cache; stale keys and values remain")
-        self.policy_version = policy_version
+        with self._lock:
+            self._resident.update(weights, policy_version, draft, draft_version, mode)
+
+    def refresh_draft(self, weights: Weights, draft_version: int) -> None:
+        """Put a new draft head, or the weights of a draft model, into the engine; requests that run go on.
+
+        What is sampled does not change, only how much of it is drafted rightly: keys and values that the old head
+        left in the cache cost acceptance until the requests have ended. Otherwise as `update_weights`.
+        """
+        self.update_weights(draft=weights, draft_version=draft_version, mode="in_flight")
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the engine's memory: level 1 keeps the weights in host memory, level 2 discards them.
+
+        Raises RuntimeError where vLLM has no sleep mode (CPU), where it is off, or while requests run.
+        """
+        with self._lock:
+            self._resident.sleep(level)
+
+    def wake(self) -> None:
+        """Wake the engine and `mend_weights`."""
+        self._engine.wake_up()
+        self.mend_weights()
+
+    def mend_weights(self) -> bool:
+        """Compare the weights in the workers with those loaded last; load the draft again if it is not that.
+
+        vLLM leaves a draft unloaded after a level 2 sleep, without an error: acceptance falls to nothing. True if
+        the draft was loaded again. Where the target's weights are gone, which level 2 means, generating raises
+        RuntimeError until `update_weights` brings new ones.
+        """
+        with self._lock:
+            return self._resident.mend()
 
     def forget_drafts(self) -> None:
         """Drop what a history drafter (suffix) remembers of earlier responses."""
@@ -255,7 +278,11 @@ class RolloutWorker:
     def metrics(self) -> dict[str, float]:
         """Counters since start under vLLM's and verl's names, and the controller's own (`rollout_spec/...`)."""
         status = json.loads(self._status.read_text()) if self._status.exists() else None
-        return worker_metrics(self._engine.get_metrics(), status)
+        return worker_metrics(self._engine.get_metrics(), status) | {
+            "rollout/policy_version": float(self.policy_version),
+            "rollout/draft_version": float(self.draft_version),
+            "rollout/weight_update_seconds": self._resident.update_seconds,
+        }
 
     def close(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
@@ -279,62 +306,16 @@ class RolloutWorker:
         sampling: SamplingConfig,
         length: int | None,
     ) -> None:
-        request = _Request(index, sample, token_ids, request_id, self.policy_version)
+        versions = self._resident.versions
+        running = Sample(index, sample, token_ids, request_id, None, (versions.span(0),))
         try:
-            params = vllm_requests.sampling_params(sampling, length)
-            internal = self._engine.add_request(request_id, vllm_requests.engine_input(token_ids), params)
+            running = replace(running, params=vllm_requests.sampling_params(sampling, length))
+            self._ledger.running[request_id] = running.queued(self._engine, request_id, versions)
         except vllm_requests.refusals() as error:  # the others must not suffer
-            self._finished[request_id] = self._rollout(request, [], None, "error", str(error))
-            return
-        # Older vLLM returns nothing here and keeps our id.
-        self._requests[request_id] = replace(request, internal_id=internal or request_id)
-
-    def _finish(self, output: Any) -> None:
-        request = self._requests.pop(output.request_id, None)
-        if request is None:  # aborted while its last step ran
-            return
-        completion = output.outputs[0]
-        reason = completion.finish_reason or "error"
-        if reason in ("stop", "length"):
-            self._lengths.finished(prompt_key(request.prompt_token_ids), len(completion.token_ids))
-        self._finished[output.request_id] = self._rollout(
-            request,
-            list(completion.token_ids),
-            vllm_requests.sampled_logprobs(completion.logprobs),
-            reason,
-            error="vLLM reported an error for this request; see its log" if reason == "error" else None,
-            speculation=vllm_requests.speculation_stats(completion),
-        )
-
-    @staticmethod
-    def _rollout(
-        request: _Request,
-        token_ids: list[int],
-        logprobs: list[float] | None,
-        finish_reason: str,
-        error: str | None = None,
-        speculation: vllm_requests.SpeculationStats | None = None,
-    ) -> Rollout:
-        return Rollout(
-            prompt_index=request.prompt_index,
-            sample_index=request.sample_index,
-            prompt_token_ids=request.prompt_token_ids,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=finish_reason,
-            policy_version=request.policy_version,
-            speculation=speculation,
-            error=error,
-        )
-
-    def _collect(self, pending: dict[str, None]) -> list[Rollout]:
-        done = [request_id for request_id in pending if request_id in self._finished]
-        for request_id in done:
-            del pending[request_id]
-        return [self._finished.pop(request_id) for request_id in done]
+            self._ledger.finished[request_id] = running.rollout([], None, "error", str(error))
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        results: list[Any] = self._engine.collective_rpc(method, args=args)
+        results: list[Any] = self._engine.collective_rpc(method, timeout=LOAD_TIMEOUT, args=args)
         return results
 
     def _check_sampler(self, arguments: dict[str, Any]) -> None:
@@ -345,6 +326,3 @@ class RolloutWorker:
                 "drafter: vLLM's rejection sampler on this CPU gives wrong samples with drafts at temperature > 0, and "
                 "our plug-in's right kernel is not in force in the worker. Is VLLM_PLUGINS set without 'rollout_spec'?"
             )
-
-    def _model_shapes(self) -> dict[str, tuple[int, ...]]:
-        return shapes_of(safetensors_files(Path(self._model)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from fresh import engine, run_fresh
 
@@ -108,12 +109,32 @@ def in_another_process(model: Path) -> dict[str, Any]:
         greedy = [worker.generate([prompt], sampling=GREEDY)[0].token_ids]
         worker.update_weights(weights, policy_version=1)
         greedy.append(worker.generate([prompt], sampling=GREEDY)[0].token_ids)
-        return {"lengths": [len(r.token_ids) for r in rollouts], "metrics": worker.metrics(), "greedy": greedy}
+        lengths, metrics = [len(r.token_ids) for r in rollouts], worker.metrics()
+        worker.submit([prompt], output_tokens=[[200]])
+        errors = []
+        for mode in ("drained", "abort_resume", "in_flight"):
+            try:
+                worker.update_weights(weights, policy_version=2, mode=mode)
+            except RuntimeError as error:
+                errors.append(str(error))
+        worker.abort()
+        (core,) = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+        core.kill()
+        try:
+            worker.update_weights(weights, policy_version=2)
+        except Exception as error:
+            errors.append(type(error).__name__)
+        return {"lengths": lengths, "metrics": metrics, "greedy": greedy, "errors": errors}
 
 
 def test_the_engine_core_may_have_its_own_process(tiny_model: Path) -> None:
     out = run_fresh(in_another_process, tiny_model)
     assert out["lengths"] == [10, 12] * 3
     assert out["metrics"]["rollout_spec/controller_failed"] == 0
+    drained, resume, in_flight, dead = out["errors"]
+    assert "still run" in drained
+    assert "engine.in_process=true" in resume
+    assert "engine.in_process=true" in in_flight
+    assert dead == "EngineDeadError"  # an error, not a wait for ever
     old, new = out["greedy"]
     assert old[0] == 31 - new[0]  # the flipped head turns the first choice around

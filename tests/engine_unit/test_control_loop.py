@@ -139,3 +139,32 @@ def test_a_failed_policy_is_never_asked_again() -> None:
     assert policy.seen == 1
     # The engine's own counts go on: they are facts.
     assert loop.status()["steps_by_bucket_and_k"][0][2] == 2
+
+
+def test_a_replaced_draft_file_tells_the_policy_once(tmp_path: Path) -> None:
+    from rollout_spec.files import write_json
+
+    told: list[str] = []
+    policy = Policy()
+    policy.draft_refreshed = lambda: told.append("draft")  # type: ignore[attr-defined]
+    file = tmp_path / "draft.json"
+    loop = ControlLoop(policy, 3, draft_file=str(file))
+    for version in range(3):
+        loop.decide(StepView(decode=1))
+        assert told == ["draft"] * version
+        write_json(file, {"draft_version": version})
+        loop.decide(StepView(decode=1))
+        loop.decide(StepView(decode=1))
+        assert told == ["draft"] * (version + 1)
+
+
+def test_a_policy_that_trips_over_a_new_draft_costs_only_speed(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise ValueError
+
+    policy = Policy()
+    policy.draft_refreshed = broken  # type: ignore[attr-defined]
+    file = tmp_path / "draft.json"
+    file.write_text("{}")
+    loop = ControlLoop(policy, 3, draft_file=str(file))
+    assert loop.decide(StepView(decode=1)) == Decision(0, "controller failed")

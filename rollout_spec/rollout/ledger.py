@@ -1,0 +1,123 @@
+"""The samples a worker has in its engine, and the rollouts that wait to be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rollout_spec.control.makespan import Lengths, longest_first, prompt_key
+from rollout_spec.engine import requests as vllm_requests
+from rollout_spec.rollout.types import Rollout, Span
+from rollout_spec.rollout.versions import Versions, extend
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample that runs. Its spans grow when weights change meanwhile."""
+
+    prompt_index: int
+    sample_index: int
+    prompt_token_ids: list[int]
+    internal_id: str  # vLLM's
+    params: Any  # vLLM's SamplingParams
+    spans: tuple[Span, ...]
+
+    def queued(self, engine: Any, request_id: str, versions: Versions) -> Sample:
+        """Itself, in vLLM's queue. Raises what vLLM raises for a request that it will not take."""
+        prompt = vllm_requests.engine_input(self.prompt_token_ids, versions.cache_salt)
+        # Older vLLM returns nothing here and keeps our id.
+        return replace(self, internal_id=engine.add_request(request_id, prompt, self.params) or request_id)
+
+    def rollout(
+        self,
+        token_ids: list[int],
+        logprobs: list[float] | None,
+        finish_reason: str,
+        error: str | None = None,
+        speculation: vllm_requests.SpeculationStats | None = None,
+    ) -> Rollout:
+        # A change after the last token made none of them.
+        spans = tuple(span for span in self.spans if span.start < len(token_ids)) or self.spans[:1]
+        return Rollout(
+            prompt_index=self.prompt_index,
+            sample_index=self.sample_index,
+            prompt_token_ids=self.prompt_token_ids,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            policy_version=spans[-1].policy_version,
+            speculation=speculation,
+            error=error,
+            spans=spans,
+        )
+
+
+class Ledger:
+    """By request id. Whoever changes it holds the worker's lock."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Sample] = {}
+        self.finished: dict[str, Rollout] = {}
+        self._lengths = Lengths()
+
+    def order(self, prompts: list[list[int]], n: int, room: int) -> Sequence[int]:
+        """Indices of `prompts` in the order to queue them; as they came if all fit in `room` sequences."""
+        if n * len(prompts) + len(self.running) <= room:
+            return range(len(prompts))
+        return longest_first([prompt_key(prompt) for prompt in prompts], self._lengths)
+
+    def finish(self, output: Any) -> None:
+        """vLLM's output of a request that has ended."""
+        sample = self.running.pop(output.request_id, None)
+        if sample is None:  # aborted while its last step ran
+            return
+        completion = output.outputs[0]
+        reason = completion.finish_reason or "error"
+        if reason in ("stop", "length"):
+            self._lengths.finished(prompt_key(sample.prompt_token_ids), len(completion.token_ids))
+        self.finished[output.request_id] = sample.rollout(
+            list(completion.token_ids),
+            vllm_requests.sampled_logprobs(completion.logprobs),
+            reason,
+            error="vLLM reported an error for this request; see its log" if reason == "error" else None,
+            speculation=vllm_requests.speculation_stats(completion),
+        )
+
+    def abort(self, engine: Any, request_ids: Iterable[str]) -> list[Rollout]:
+        """End requests in the engine; they keep the tokens they have."""
+        ids = [request_id for request_id in request_ids if request_id in self.running]
+        aborted = []
+        for request_id in ids:
+            sample = self.running.pop(request_id)
+            tokens, logprobs = vllm_requests.partial_output(engine, sample.internal_id)
+            self.finished[request_id] = sample.rollout(tokens, logprobs, "abort")
+            aborted.append(self.finished[request_id])
+        if ids:
+            engine.abort_request(ids)
+        return aborted
+
+    def changed(self, engine: Any, versions: Versions) -> None:
+        """Other weights are in the engine: tokens from here on are theirs."""
+        for request_id, sample in self.running.items():
+            tokens, _ = vllm_requests.partial_output(engine, sample.internal_id)
+            spans = extend(sample.spans, versions.span(len(tokens)))
+            self.running[request_id] = replace(sample, spans=spans)
+
+    def restart_unbegun(self, engine: Any, versions: Versions) -> None:
+        """Queue anew what has no token yet: all of it is to be the new policy's, the cache of its prompt too."""
+        for request_id, sample in self.running.items():
+            if sample.spans == (versions.span(0),):
+                engine.abort_request([request_id])
+                self.running[request_id] = sample.queued(engine, request_id, versions)
+
+    def collect(self, pending: dict[str, None]) -> list[Rollout]:
+        """What of `pending` has finished; both forget it."""
+        done = [request_id for request_id in pending if request_id in self.finished]
+        for request_id in done:
+            del pending[request_id]
+        return [self.finished.pop(request_id) for request_id in done]
+
+    def drop(self, pending: Iterable[str]) -> None:
+        for request_id in pending:
+            self.finished.pop(request_id, None)
