@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from rollout_spec.engine import overrides, sampler_check
 from rollout_spec.engine.identity import load_profile
 from rollout_spec.engine.prior import FOR_POLICIES, roofline_prior
 from rollout_spec.engine.step_trace import StepTrace
+from rollout_spec.engine.tail import Tail
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,13 +43,14 @@ class ControlLoop:
         static_k: int | None = None,
         trace_file: str | None = None,
     ) -> None:
-        """`trace_file`: every step is appended to it, a JSON line each (see `step_trace`)."""
+        """`status_file`: `{pid}` in it is this process, for who starts several engines with the same settings.
+        `trace_file`: every step is appended to it, a JSON line each (see `step_trace`)."""
         self.policy = policy
         self.k_max = k_max
         self.zeros = (0,) * k_max
         self.must_check_sampling = not sampler_check.kernel_is_right()
         self._static = None if static_k is None else Decision(static_k, "data parallel")
-        self._status = None if status_file is None else Path(status_file)
+        self._status = None if status_file is None else Path(status_file.replace("{pid}", str(os.getpid())))
         self._trace = None if trace_file is None else StepTrace(trace_file)
         self._failed = False
         self._k = 0
@@ -57,6 +60,12 @@ class ControlLoop:
         self._drafted = [0] * k_max
         self._accepted = [0] * k_max
         self._speculated = 0
+        self._tail = Tail()
+        self._alive = 0
+        self._updated = False  # no step since the last weight update
+        if self._status is not None:
+            self._write()  # who looks for us finds us, and not what an engine of the same name left
+            self._written = 0.0
 
     @classmethod
     def from_vllm(cls, config: VllmConfig) -> ControlLoop | None:
@@ -86,6 +95,7 @@ class ControlLoop:
         return bool(getattr(self.policy, "wants_requests", False))
 
     def decide(self, view: StepView) -> Decision:
+        self._alive = view.decode + view.waiting
         if self._failed or view.sampling:
             decision = Decision(0, "controller failed" if self._failed else "unsafe sampler")
         elif self._static is not None:
@@ -102,7 +112,9 @@ class ControlLoop:
     def observe(self, result: StepResult) -> None:
         if self._trace is not None:
             self._trace.write(result)
+        self._updated = False
         if result.decode:
+            self._tail.step(self._alive, result.seconds)
             bucket = bucket_of(result.decode)
             self._steps[bucket][result.k] += 1
             self._seconds[bucket] += result.seconds
@@ -120,6 +132,10 @@ class ControlLoop:
             self._write()
 
     def policy_updated(self) -> None:
+        """New target weights. Trainers reset the prefix cache several times around one update: it counts once."""
+        if self._updated:
+            return
+        self._updated = True
         updated = getattr(self.policy, "policy_updated", None)
         if updated is not None and not self._failed:
             try:
@@ -129,6 +145,7 @@ class ControlLoop:
 
     def idle(self) -> None:
         """The engine has drained: leave the last word in the status file."""
+        self._tail.drained()
         if self._status is not None:
             self._write()
 
@@ -145,6 +162,7 @@ class ControlLoop:
             "drafted_per_position": self._drafted,
             "accepted_per_position": self._accepted,
             "speculated_sequence_steps": self._speculated,
+            "tail_seconds": self._tail.seconds,
             "policy": self._policy_metrics(),
         }
 
