@@ -59,3 +59,10 @@ def test_two_steps_of_grpo_with_speculation(tmp_path: Path, model: Path) -> None
         assert 0 < step["rollout/spec_accept_rate"] <= 1
         assert 1 < step["rollout/spec_accept_length"] <= 4
         assert any(name.startswith("rollout_spec/mean_k/live_from_") for name in step)
+
+
+def test_a_wrong_option_ends_the_job_before_ray_starts(tmp_path: Path, model: Path) -> None:
+    status, output = job.run(tmp_path, model, ["++actor_rollout_ref.rollout.rollout_spec.drafter.k_max=0"])
+    assert status not in (0, -1)
+    assert "actor_rollout_ref.rollout.rollout_spec: drafter.k_max: value 0" in output
+    assert "ray init" not in output
