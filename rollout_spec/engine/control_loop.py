@@ -17,6 +17,7 @@ from rollout_spec.engine import overrides, sampler_check
 from rollout_spec.engine.identity import load_profile
 from rollout_spec.engine.prior import FOR_POLICIES, roofline_prior
 from rollout_spec.engine.step_trace import StepTrace
+from rollout_spec.engine.tail import Tail
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,15 +44,16 @@ class ControlLoop:
         trace_file: str | None = None,
         draft_file: str | None = None,
     ) -> None:
-        """`trace_file`: every step is appended to it, a JSON line each (see `step_trace`). `draft_file`: replaced by
-        who refreshes the draft, since vLLM has no call that would bring the news to a scheduler in any process.
+        """status_file: `{pid}` in it is this process, for who starts several engines with the same settings.
+        trace_file: every step is appended to it, a JSON line each (see `step_trace`). draft_file: replaced by who
+        refreshes the draft, since vLLM has no call that would bring the news to a scheduler in any process.
         """
         self.policy = policy
         self.k_max = k_max
         self.zeros = (0,) * k_max
         self.must_check_sampling = not sampler_check.kernel_is_right()
         self._static = None if static_k is None else Decision(static_k, "data parallel")
-        self._status = None if status_file is None else Path(status_file)
+        self._status = None if status_file is None else Path(status_file.replace("{pid}", str(os.getpid())))
         self._trace = None if trace_file is None else StepTrace(trace_file)
         self._draft = None if draft_file is None else DraftFile(draft_file)
         self._failed = False
@@ -62,6 +64,12 @@ class ControlLoop:
         self._drafted = [0] * k_max
         self._accepted = [0] * k_max
         self._speculated = 0
+        self._tail = Tail()
+        self._alive = 0
+        self._updated = False  # no step since the last weight update
+        if self._status is not None:
+            self._write()  # who looks for us finds us, and not what an engine of the same name left
+            self._written = 0.0
 
     @classmethod
     def from_vllm(cls, config: VllmConfig) -> ControlLoop | None:
@@ -98,6 +106,7 @@ class ControlLoop:
         return hasattr(self.policy, "wants_requests")
 
     def decide(self, view: StepView) -> Decision:
+        self._alive = view.decode + view.waiting
         if self._draft is not None and self._draft.replaced():
             self.draft_refreshed()
         if self._failed or view.sampling:
@@ -116,7 +125,9 @@ class ControlLoop:
     def observe(self, result: StepResult) -> None:
         if self._trace is not None:
             self._trace.write(result)
+        self._updated = False
         if result.decode:
+            self._tail.step(self._alive, result.seconds)
             bucket = bucket_of(result.decode)
             self._steps[bucket][result.k] += 1
             self._seconds[bucket] += result.seconds
@@ -134,7 +145,10 @@ class ControlLoop:
             self._write()
 
     def policy_updated(self) -> None:
-        self._tell("policy_updated", "take in a weight update")
+        """New target weights. Trainers reset the prefix cache several times around one update: it counts once."""
+        if not self._updated:
+            self._updated = True
+            self._tell("policy_updated", "take in a weight update")
 
     def draft_refreshed(self) -> None:
         self._tell("draft_refreshed", "take in a refreshed draft")
@@ -150,6 +164,7 @@ class ControlLoop:
 
     def idle(self) -> None:
         """The engine has drained: leave the last word in the status file."""
+        self._tail.drained()
         if self._status is not None:
             self._write()
 
@@ -166,6 +181,7 @@ class ControlLoop:
             "drafted_per_position": self._drafted,
             "accepted_per_position": self._accepted,
             "speculated_sequence_steps": self._speculated,
+            "tail_seconds": self._tail.seconds,
             "policy": self._policy_metrics(),
         }
 

@@ -59,21 +59,34 @@ def engine_arguments(
         arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
     if engine.kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
-    if drafter is not None:
-        arguments["speculative_config"] = spec = speculative_config(drafter)
-        settings: dict[str, Any] = {"suffix": drafter.suffix.model_dump()}
-        if policy is not None:
-            settings["policy"] = policy.model_dump(exclude_none=True)
-            arguments["scheduler_cls"] = "rollout_spec.engine.scheduler.dynamic_scheduler"
-            if not engine.enforce_eager:
-                # Read in vLLM, not run here: its table makes it capture CUDA graphs for every K it names.
-                spec["num_speculative_tokens_per_batch_size"] = every_k(drafter.k_max, engine.max_num_seqs)
-        elif vllm_table is not None:
-            spec["num_speculative_tokens_per_batch_size"] = [list(row) for row in vllm_table]
-        arguments["additional_config"] = {SETTINGS_KEY: settings}
-        if _has_request_metrics():
-            arguments["per_request_spec_decode_metrics"] = "summary"
+    if drafter is not None and policy is not None:
+        arguments |= plugin_arguments(drafter, policy, not engine.enforce_eager, engine.max_num_seqs)
+    elif drafter is not None:
+        arguments["speculative_config"] = speculative_config(drafter)
+        if vllm_table is not None:
+            table = [list(row) for row in vllm_table]
+            arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = table
+        arguments["additional_config"] = {SETTINGS_KEY: {"suffix": drafter.suffix.model_dump()}}
+    if drafter is not None and _has_request_metrics():
+        arguments["per_request_spec_decode_metrics"] = "summary"
     return arguments | engine.extra
+
+
+def plugin_arguments(drafter: DrafterConfig, policy: PolicyConfig, graphs: bool, max_num_seqs: int) -> dict[str, Any]:
+    """The engine arguments that make a vLLM ours, whoever starts it: drafter, scheduler plug-in and settings.
+
+    graphs: the engine captures CUDA graphs, so it has to know every K.
+    """
+    spec = speculative_config(drafter)
+    if graphs:
+        # Read in vLLM, not run here: its table makes it capture CUDA graphs for every K it names.
+        spec["num_speculative_tokens_per_batch_size"] = every_k(drafter.k_max, max_num_seqs)
+    settings = {"suffix": drafter.suffix.model_dump(), "policy": policy.model_dump(exclude_none=True)}
+    return {
+        "speculative_config": spec,
+        "scheduler_cls": "rollout_spec.engine.scheduler.dynamic_scheduler",
+        "additional_config": {SETTINGS_KEY: settings},
+    }
 
 
 def every_k(k_max: int, max_num_seqs: int) -> list[list[int]]:

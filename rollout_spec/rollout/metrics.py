@@ -1,8 +1,9 @@
-"""Worker metrics: vLLM's counters under vLLM's names, verl's two rates, and the controller's state."""
+"""Metrics of a worker and of a fleet: vLLM's counters, verl's two rates, and the controllers' state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -45,4 +46,70 @@ def _controller(status: Mapping[str, Any]) -> dict[str, float]:
             result[f"rollout_spec/seconds/live_from_{low}"] = seconds
     for name, value in status["policy"].items():
         result[f"rollout_spec/{name}"] = float(value)
+    return result
+
+
+def fleet_metrics(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What several engines did between two readings of their statuses, by engine; those without a `before` are new.
+
+    Counters are added up over the engines, what the controllers estimate is averaged, the tail is the longest one.
+    verl's two rates are of all drafts together.
+    """
+    gained = [_gain(status, before.get(engine, {})) for engine, status in now.items()]
+    result = {"rollout_spec/engines": float(len(gained))}
+    if not gained:
+        return result
+    total: dict[str, Any] = {name: _add([one[name] for one in gained]) for name in COUNTERS}
+    policies = [status["policy"] for status in now.values() if status["policy"]]
+    state = {
+        "k": sum(status["k"] for status in now.values()) / len(now),
+        "failed": any(status["failed"] for status in now.values()),
+        "buckets": next(iter(now.values()))["buckets"],
+        "policy": _mean(policies),
+    }
+    result |= _controller({**total, **state})
+    result["rollout_spec/tail_seconds"] = max(one["tail_seconds"] for one in gained)
+    drafted, accepted = sum(total["drafted_per_position"]), sum(total["accepted_per_position"])
+    if drafted:
+        result["rollout/spec_accept_rate"] = accepted / drafted
+        result["rollout/spec_accept_length"] = 1 + accepted / total["drafted_per_position"][0]
+    return result
+
+
+# What only grows in a status, as numbers, lists of numbers or lists of such lists.
+COUNTERS = (
+    "steps_by_bucket_and_k",
+    "seconds_by_bucket",
+    "drafted_per_position",
+    "accepted_per_position",
+    "speculated_sequence_steps",
+    "tail_seconds",
+)
+
+
+def _gain(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _minus(now[name], before[name]) if before else now[name] for name in COUNTERS}
+
+
+def _minus(now: Any, before: Any) -> Any:
+    if isinstance(now, list):
+        return [_minus(a, b) for a, b in zip(now, before, strict=True)]
+    return now - before
+
+
+def _add(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], list):
+        return [_add(column) for column in zip(*values, strict=True)]
+    return sum(values)
+
+
+def _mean(policies: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Averages; of deviations (`_sd`) that of the average."""
+    result = {}
+    for name in policies[0] if policies else ():
+        values = [policy[name] for policy in policies if name in policy]
+        if name.endswith("_sd"):
+            result[name] = math.sqrt(sum(value * value for value in values)) / len(values)
+        else:
+            result[name] = sum(values) / len(values)
     return result

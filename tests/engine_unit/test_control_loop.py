@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,3 +169,28 @@ def test_a_policy_that_trips_over_a_new_draft_costs_only_speed(tmp_path: Path) -
     file.write_text("{}")
     loop = ControlLoop(policy, 3, draft_file=str(file))
     assert loop.decide(StepView(decode=1)) == Decision(0, "controller failed")
+
+
+def test_a_weight_update_counts_once() -> None:
+    """verl resets the prefix cache up to three times around one."""
+    policy = Policy()
+    updates = []
+    policy.policy_updated = lambda: updates.append(policy.seen)  # type: ignore[attr-defined]
+    loop = ControlLoop(policy, 3)
+    for _ in range(2):
+        loop.observe(result(1))
+        for _ in range(3):
+            loop.policy_updated()
+    assert updates == [1, 2]
+
+
+def test_engines_with_the_same_settings_have_files_of_their_own(tmp_path: Path) -> None:
+    ControlLoop(Policy(), 3, str(tmp_path / "status_{pid}.json"))
+    assert [path.name for path in tmp_path.iterdir()] == [f"status_{os.getpid()}.json"]
+
+
+def test_the_status_is_there_from_the_start_and_not_an_older_ones(tmp_path: Path) -> None:
+    file = tmp_path / "status.json"
+    ControlLoop(Policy(), 3, str(file)).observe(result(1))
+    ControlLoop(Policy(), 3, str(file))
+    assert sum(map(sum, json.loads(file.read_text())["steps_by_bucket_and_k"])) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from vllm.v1.metrics.reader import Counter, Gauge, Histogram, Vector
 
 from rollout_spec.control.policy import Decision, StepResult, StepView
 from rollout_spec.engine.control_loop import ControlLoop
-from rollout_spec.rollout.metrics import worker_metrics
+from rollout_spec.rollout.metrics import fleet_metrics, worker_metrics
 
 
 def counter(name: str, value: int, **labels: str) -> Counter:
@@ -97,3 +98,68 @@ def test_the_controllers_status_by_live_batch() -> None:
         "rollout_spec/mean_k/live_from_513": 0.0,
         "rollout_spec/seconds/live_from_513": 2.0,
     }
+
+
+def reading(engine: ControlLoop) -> dict[str, Any]:
+    """The status as another process reads it."""
+    status: dict[str, Any] = json.loads(json.dumps(engine.status()))
+    return status
+
+
+def step(decode: int, accepted: int, seconds: float = 0.5) -> StepResult:
+    return StepResult(seconds, decode, 0, 2, 2, [decode, decode], [accepted, 0], speculated=decode)
+
+
+def test_a_fleets_counters_are_added_up() -> None:
+    engines = {"a": ControlLoop(Two(), 2), "b": ControlLoop(Two(), 2)}
+    engines["a"].observe(step(4, accepted=4))
+    engines["b"].observe(step(4, accepted=2))
+    found = fleet_metrics({name: reading(engine) for name, engine in engines.items()}, {})
+    assert found["rollout_spec/engines"] == 2
+    assert found["rollout_spec/seconds/live_from_3"] == 1.0
+    assert found["rollout/spec_accept_rate"] == pytest.approx(6 / 16)
+    assert found["rollout/spec_accept_length"] == pytest.approx(1 + 6 / 8)
+
+
+def test_a_fleets_metrics_are_of_what_came_since_the_last_reading() -> None:
+    old, new = ControlLoop(Two(), 2), ControlLoop(Two(), 2)
+    old.observe(step(4, accepted=4))
+    before = {"old": reading(old)}
+    old.observe(step(4, accepted=0))
+    new.observe(step(8, accepted=8))
+    found = fleet_metrics({"old": reading(old), "new": reading(new)}, before)
+    assert found["rollout/spec_accept_rate"] == pytest.approx(8 / 24)
+    assert found["rollout_spec/seconds/live_from_3"] == 0.5
+    again = {"old": reading(old), "new": reading(new)}
+    assert not any(name.startswith(("rollout/", "rollout_spec/mean_k")) for name in fleet_metrics(again, again))
+
+
+def test_a_fleets_tail_is_the_longest_one() -> None:
+    loops = {}
+    for name, steps in (("short", 1), ("long", 3)):
+        loops[name] = ControlLoop(Two(), 2)
+        loops[name].decide(StepView(decode=40))
+        loops[name].observe(step(40, accepted=0))
+        loops[name].decide(StepView(decode=2))
+        for _ in range(steps):
+            loops[name].observe(step(2, accepted=0))
+    found = fleet_metrics({name: reading(loop) for name, loop in loops.items()}, {})
+    assert found["rollout_spec/tail_seconds"] == 1.5
+
+
+def test_what_controllers_estimate_is_averaged() -> None:
+    class Sure(Two):
+        def metrics(self) -> dict[str, float]:
+            return {"effective_speedup": self.speedup, "effective_speedup_sd": 0.3}
+
+        def __init__(self, speedup: float) -> None:
+            self.speedup = speedup
+
+    now = {name: reading(ControlLoop(Sure(speedup), 2)) for name, speedup in (("a", 1.0), ("b", 2.0))}
+    found = fleet_metrics(now, {})
+    assert found["rollout_spec/effective_speedup"] == 1.5
+    assert found["rollout_spec/effective_speedup_sd"] == pytest.approx(0.3 / 2**0.5)
+
+
+def test_a_fleet_without_engines_says_so() -> None:
+    assert fleet_metrics({}, {}) == {"rollout_spec/engines": 0.0}
