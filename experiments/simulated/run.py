@@ -1,10 +1,11 @@
 """The simulator against measured rollouts: predicted makespan of each arm over the measured one.
 
-    .venv/bin/python experiments/simulated/run.py PROFILE.json BENCH_DIR [BENCH_DIR ...] --out DIR
+    .venv/bin/python experiments/simulated/run.py BENCH_DIR [BENCH_DIR ...] --profile PROFILE.json [...] --out DIR
 
-The profile must come from the same engine and session as the benchmarks. It holds step times and acceptance on other
-prompts; of a benchmark nothing is used but its configuration: lengths, prompts and arms. Writes simulated.json and
-simulated.png.
+The profiles must come from the same engine and session as the benchmarks. They hold step times and acceptance on other
+prompts; of a benchmark nothing is used but its configuration: lengths, prompts and arms. With several profiles (one
+from before and one from after: the machine's speed wanders) the mean of what they predict counts. Writes
+simulated.json and simulated.png.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import matplotlib as mpl
@@ -62,11 +63,12 @@ def predict(config: Config, arm: ArmSpec, times: StepTimes, repeat: int, prompt_
         max_num_seqs=config.engine.max_num_seqs,
         prompt_tokens=prompt_tokens,
         noise=NOISE,
+        lengths_known=True,  # imposed lengths are the caps of the requests
     )
     return [simulate(fleet, lambda: policy_of(arm, times), seed).seconds for seed in range(SEEDS)]
 
 
-def compare(folder: Path, times: StepTimes) -> dict[str, Any]:
+def compare(folder: Path, profiles: list[StepTimes]) -> dict[str, Any]:
     results = Results.load(folder / "results.json")
     config = parse_config(results.provenance["config"])
     tokenizer = load_tokenizer(str(resolve(config.model)))
@@ -77,7 +79,8 @@ def compare(folder: Path, times: StepTimes) -> dict[str, Any]:
         for run in arm.runs:
             load = build_workload(config.workload, config.bench.seed, run.repeat)
             prompts = [len(prompt_token_ids(lambda: tokenizer, group.prompt)) for group in load.groups]
-            predicted.append(median(predict(config, spec, times, run.repeat, round(float(np.mean(prompts))))))
+            tokens = round(float(np.mean(prompts)))
+            predicted.append(mean(median(predict(config, spec, times, run.repeat, tokens)) for times in profiles))
             measured.append(run.makespan_s)
         ratios = [p / m for p, m in zip(predicted, measured, strict=True)]
         rows.append({"arm": arm.name, "predicted_s": predicted, "measured_s": measured,
@@ -108,12 +111,12 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", type=Path)
     parser.add_argument("bench", type=Path, nargs="+")
+    parser.add_argument("--profile", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    times = Profile.load(args.profile).step_times()
-    results = [compare(folder, times) for folder in args.bench]
+    profiles = [Profile.load(path).step_times() for path in args.profile]
+    results = [compare(folder, profiles) for folder in args.bench]
     args.out.mkdir(parents=True, exist_ok=True)
     record = {"schema": 1, "provenance": provenance.collect(), "results": results}
     (args.out / "simulated.json").write_text(json.dumps(record, indent=1) + "\n")
