@@ -291,7 +291,9 @@ class DraftConfig(_Node):
     intermediate_size: int | None = Field(None, ge=1)
     """Of the head's MLP; none: the target's."""
     unroll: int = Field(3, ge=1)
-    """Draft steps trained."""
+    """Draft steps trained ..."""
+    single_share: float = Field(0.25, ge=0, le=1)
+    """... after a first share of the training with one alone, which is cheaper and carries the others."""
     decay: float = Field(0.8, gt=0, le=1)
     """Weight of a draft step's loss, of that before it."""
     overlap: float = Field(0.0, ge=0)
@@ -302,7 +304,7 @@ class DraftConfig(_Node):
     """Peak learning rate of output layer and norms (AdamW) ..."""
     matrix_rate: float = Field(5e-3, gt=0)
     """... and of the other matrices (Muon)."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.05, ge=0)
     max_passes: float = Field(8.0, gt=0)
     """Passes over the responses, at most."""
     features_gib: float = Field(6.0, gt=0)

@@ -41,8 +41,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(size, self.kv_heads * width, bias=False)
         self.v_proj = nn.Linear(size, self.kv_heads * width, bias=False)
         self.o_proj = nn.Linear(self.heads * width, shape.hidden_size, bias=False)
-        inverse = shape.rope_theta ** (-torch.arange(0, width, 2).float() / width)
-        self.register_buffer("inverse", inverse, persistent=False)
+        # Not a buffer: in bfloat16, as the weights may be, it would turn far positions by wrong angles.
+        self.inverse = shape.rope_theta ** (-torch.arange(0, width, 2).float() / width)
 
     def forward(self, x: Tensor, step: int, cache: Cache) -> Tensor:
         """x [batch, tokens, 2 * hidden] -> [batch, tokens, hidden]; appends this step's keys and values to `cache`.
@@ -76,7 +76,7 @@ class Attention(nn.Module):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary embedding, halves side by side as Llama has them."""
-        angles = positions.float()[:, None] * self.inverse
+        angles = positions.float()[:, None] * self.inverse.to(x.device)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

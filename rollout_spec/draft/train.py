@@ -26,7 +26,6 @@ WARM_UP_STEPS = 30
 FLOOR = 0.02
 CLIP = 1.0
 BETAS = (0.9, 0.95)
-# What matrices learn with, beside AdamW's rate for the rest: orthogonal updates of the same root mean square.
 KEEP_EVERY_SECONDS = 60.0
 
 
@@ -117,9 +116,8 @@ class Trainer:
                 group["lr"] = group["peak"] * rate(self.progress.steps, used)
             optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, stats = unrolled_loss(
-                self.head, self.shared, batch, self.options.unroll, self.options.decay, self.options.overlap
-            )
+            steps = self.options.unroll if used >= self.options.single_share else 1
+            loss, stats = unrolled_loss(self.head, self.shared, batch, steps, self.options.decay, self.options.overlap)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), CLIP)
         for optimizer in self._optimizers:
