@@ -73,7 +73,7 @@ class Target:
         """Memory that the features of one token take."""
         return BYTES * self.embedding.shape[1] * (len(self.aux_layers) + 1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def features(self, samples: Sequence[Sample]) -> list[Features]:
         """One forward pass for all of them, padded to the longest."""
         longest = max(len(sample.tokens) for sample in samples)
