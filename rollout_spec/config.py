@@ -280,8 +280,9 @@ class DraftConfig(_Node):
     """... and it ends when there are so many, one a prompt."""
     max_tokens: int = Field(512, ge=2)
     """Cap on a response."""
-    temperatures: list[float] = Field(default_factory=lambda: [0.0, 1.0], min_length=1)
-    """Responses are sampled at these in turn: those of the rollouts that the head is for."""
+    temperatures: list[Annotated[float, Field(ge=0)]] = Field(default_factory=lambda: [0.0, 1.0, 1.0], min_length=1)
+    """Responses are sampled at these in turn: those of the rollouts that the head is for. One may come twice: text at
+    temperature 0 is plainer, and less of it will do."""
     held_out: int = Field(48, ge=1)
     """Responses for each temperature on prompts that are not trained on, to judge the head by."""
     vocabulary: int = Field(4096, ge=1)

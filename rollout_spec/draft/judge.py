@@ -72,7 +72,7 @@ def _jobs(config: Config, folder: Path) -> list[Job]:
     prompts = [prompt for prompt in split_prompts(config).held_out if prompt.id not in trained]
     if not prompts:
         raise ConfigError(f"--head {folder}: was trained on every held-out prompt; set another draft.seed")
-    return [Job(p.id, p.messages, t) for p in prompts for t in config.draft.temperatures]
+    return [Job(p.id, p.messages, t) for p in prompts for t in dict.fromkeys(config.draft.temperatures)]
 
 
 def _record(config: Config, folder: Path, jobs: list[Job]) -> list[Sample]:
