@@ -61,7 +61,10 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
     if drafter is not None:
         arguments["speculative_config"] = spec = speculative_config(drafter)
-        settings: dict[str, Any] = {"suffix": drafter.suffix.model_dump()}
+        settings: dict[str, Any] = {
+            "suffix": drafter.suffix.model_dump(),
+            "draft_buffer_mib": drafter.draft_buffer_mib,
+        }
         if policy is not None:
             settings["policy"] = policy.model_dump(exclude_none=True)
             arguments["scheduler_cls"] = "rollout_spec.engine.scheduler.dynamic_scheduler"
