@@ -101,7 +101,12 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
     from rollout_spec.engine import overrides
 
     spec = arguments.get("speculative_config", {})
-    overrides.require(spec.get("method"), spec.get("rejection_sample_method") == "synthetic")
+    settings = arguments.get("additional_config", {}).get(SETTINGS_KEY, {})
+    overrides.require(
+        spec.get("method"),
+        synthetic=spec.get("rejection_sample_method") == "synthetic",
+        deferring=settings.get("draft_buffer_mib") != 0,
+    )
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, OSError) as error:

@@ -23,20 +23,24 @@ from typing import Any
 # Set where an engine with synthetic acceptance is to start: the plug-in sees it in that engine's processes.
 SYNTHETIC_ENV = "ROLLOUT_SPEC_SYNTHETIC_ACCEPTANCE"
 
+# How to use a head all the same.
+WITHOUT = "drafter.draft_buffer_mib=0 does without ours"
+
 
 class IncompatibleVLLM(RuntimeError):  # noqa: N818 - a state, as a user reads it
     """vLLM changed where we rely on it; the message names the place."""
 
 
-def require(method: str | None, synthetic: bool = False) -> None:
+def require(method: str | None, synthetic: bool = False, deferring: bool = True) -> None:
     """What an engine with this speculative method needs is in place, or IncompatibleVLLM. Idempotent.
 
+    deferring: an EAGLE head does not run while K is 0.
     synthetic: the engine accepts drafts by given chances; processes that vLLM starts from here on are told.
     """
     fix_cpu_expand_kernel()
     if method == "suffix":
         offer_suffix_drafter()
-    if method in ("eagle", "eagle3"):
+    if deferring and method in ("eagle", "eagle3"):
         offer_deferring_eagle()
     if synthetic:
         os.environ[SYNTHETIC_ENV] = "1"
@@ -115,9 +119,11 @@ def offer_deferring_eagle() -> None:
         expected = list(inspect.signature(getattr(Ours, name)).parameters)
         actual = list(inspect.signature(getattr(Stock, name)).parameters)
         if actual != expected:
-            raise IncompatibleVLLM(f"EagleProposer.{name} takes {actual}, not {expected}")
+            raise IncompatibleVLLM(f"EagleProposer.{name} takes {actual}, not {expected}; {WITHOUT}")
     if not hasattr(Stock, "initialize_attn_backend"):
-        raise IncompatibleVLLM("EagleProposer has no initialize_attn_backend, which tells ours the cache's size")
+        raise IncompatibleVLLM(
+            f"EagleProposer has no initialize_attn_backend, where ours learns of the cache; {WITHOUT}"
+        )
 
     def new(cls: type, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(Ours if cls is Stock and buffer_bytes(vllm_config) else cls)
