@@ -69,6 +69,9 @@ class DrafterConfig(_Node):
     sampling: Literal["auto", "greedy", "probabilistic"] = "auto"
     """Draft heads and models at temperature > 0: draft the likeliest token, or sample drafts, of which more are
     accepted. auto: probabilistic for eagle, eagle3 and mtp. At temperature 0 both draft the likeliest."""
+    draft_buffer_mib: int = Field(256, ge=0)
+    """eagle, eagle3: the head does not run while K is 0; so much of the target's hidden states is kept for it to catch
+    up from. 0: vLLM's own behaviour, a forward of the head at every step."""
     synthetic_acceptance: list[float] | None = Field(None, min_length=1)
     """P(first j drafts accepted), j = 1 ..: vLLM accepts drafts by these chances, whatever they are (beyond the last
     one they fall at its rate). For measuring without a trained drafter; the text is then not the model's."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 MINIMUM = (0, 24)
+# Purposes that other drafters do without.
+OPTIONAL = ("the suffix drafter", "EAGLE heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ def _arctic() -> str | None:
     return None
 
 
+def _eagle() -> str | None:
+    from rollout_spec.engine import overrides
+
+    overrides.offer_deferring_eagle()
+    return None
+
+
 def _sampler() -> str | None:
     from rollout_spec.engine import overrides, sampler_check
 
@@ -125,6 +134,7 @@ _TESTS: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     # Needed by every drafter: the plug-in refuses to load without it.
     ("suffix hook", "loading in every vLLM process", _suffix_signature),
     ("arctic-inference", "the suffix drafter", _arctic),
+    ("EAGLE hook", "EAGLE heads", _eagle),
     ("statistics", "the benchmark", _has("vllm.v1.metrics.loggers", "StatLoggerBase")),
     (
         "weight reload",

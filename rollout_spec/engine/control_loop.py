@@ -78,7 +78,7 @@ class ControlLoop:
         k_max = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
         if settings is None or not k_max:
             return None
-        overrides.require(config.speculative_config.method)
+        overrides.require(config.speculative_config.method, deferring=settings.get("draft_buffer_mib") != 0)
         options = PolicyConfig.model_validate(settings.get("policy", {}))
         prior = None
         if options.profile is not None:

@@ -19,7 +19,7 @@ def handle(args: argparse.Namespace) -> int:
     # With torch loaded, the provenance names its GPUs.
     if importlib.util.find_spec("torch"):
         importlib.import_module("torch")
-    from rollout_spec.engine.compat import Check, checks
+    from rollout_spec.engine.compat import OPTIONAL, Check, checks
     from rollout_spec.provenance import collect
 
     record = collect()
@@ -34,11 +34,11 @@ def handle(args: argparse.Namespace) -> int:
         if check.problem is not None:
             print(f"            {check.problem}")
     broken = [check for check in results if check.problem is not None]
-    needed = [check for check in broken if check.purpose != "the suffix drafter"]
+    needed = [check for check in broken if check.purpose not in OPTIONAL]
     if not broken:
         print("\nEverything that dynamic speculation needs is here.")
     elif not needed:
-        print(f"\nWorks, but without the suffix drafter: {broken[0].problem}")
+        print(f"\nWorks, but without {broken[0].purpose}: {broken[0].problem}")
     else:
         print(f"\nDynamic speculation cannot run here: {needed[0].problem}")
     return 1 if needed else 0

@@ -73,7 +73,8 @@ def engine_arguments(
         if vllm_table is not None:
             table = [list(row) for row in vllm_table]
             arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = table
-        arguments["additional_config"] = {SETTINGS_KEY: {"suffix": drafter.suffix.model_dump()}}
+        # Without our policy it is vLLM as it comes, what it does at K=0 included.
+        arguments["additional_config"] = {SETTINGS_KEY: drafter_settings(drafter) | {"draft_buffer_mib": 0}}
     if drafter is not None and _has_request_metrics():
         arguments["per_request_spec_decode_metrics"] = "summary"
     return arguments | engine.extra
@@ -88,12 +89,17 @@ def plugin_arguments(drafter: DrafterConfig, policy: PolicyConfig, graphs: bool,
     if graphs:
         # Read in vLLM, not run here: its table makes it capture CUDA graphs for every K it names.
         spec["num_speculative_tokens_per_batch_size"] = every_k(drafter.k_max, max_num_seqs)
-    settings = {"suffix": drafter.suffix.model_dump(), "policy": policy.model_dump(exclude_none=True)}
+    settings = drafter_settings(drafter) | {"policy": policy.model_dump(exclude_none=True)}
     return {
         "speculative_config": spec,
         "scheduler_cls": "rollout_spec.engine.scheduler.dynamic_scheduler",
         "additional_config": {SETTINGS_KEY: settings},
     }
+
+
+def drafter_settings(drafter: DrafterConfig) -> dict[str, Any]:
+    """What our drafters read from `additional_config`."""
+    return {"suffix": drafter.suffix.model_dump(), "draft_buffer_mib": drafter.draft_buffer_mib}
 
 
 def every_k(k_max: int, max_num_seqs: int) -> list[list[int]]:
@@ -118,7 +124,12 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
     from rollout_spec.engine import overrides
 
     spec = arguments.get("speculative_config", {})
-    overrides.require(spec.get("method"), spec.get("rejection_sample_method") == "synthetic")
+    settings = arguments.get("additional_config", {}).get(SETTINGS_KEY, {})
+    overrides.require(
+        spec.get("method"),
+        synthetic=spec.get("rejection_sample_method") == "synthetic",
+        deferring=settings.get("draft_buffer_mib") != 0,
+    )
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, OSError) as error:

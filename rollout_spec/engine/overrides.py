@@ -7,6 +7,9 @@
 3. `vllm.utils.cpu_triton_utils._rejection_greedy_sample_kernel_impl` and `_rejection_random_sample_kernel_impl`, on CPU
    and only for an engine with synthetic acceptance, which they refuse: see `synthetic`. (vLLM's `register_kernels`
    would do after the start, but trips over numba, which n-gram drafting loads.)
+4. `vllm.v1.spec_decode.eagle.EagleProposer.__new__`: an engine that carries our settings gets a subclass, which skips
+   the draft forward at K=0: see `draft_cache`. (The runner's name for the class is left alone: vLLM asks for
+   instances of it, and means its other subclasses too.)
 
 Each one checks what it relies on and raises `IncompatibleVLLM` with what changed.
 """
@@ -15,23 +18,30 @@ from __future__ import annotations
 
 import inspect
 import os
+from typing import Any
 
 # Set where an engine with synthetic acceptance is to start: the plug-in sees it in that engine's processes.
 SYNTHETIC_ENV = "ROLLOUT_SPEC_SYNTHETIC_ACCEPTANCE"
+
+# How to use a head all the same.
+WITHOUT = "drafter.draft_buffer_mib=0 does without ours"
 
 
 class IncompatibleVLLM(RuntimeError):  # noqa: N818 - a state, as a user reads it
     """vLLM changed where we rely on it; the message names the place."""
 
 
-def require(method: str | None, synthetic: bool = False) -> None:
+def require(method: str | None, synthetic: bool = False, deferring: bool = True) -> None:
     """What an engine with this speculative method needs is in place, or IncompatibleVLLM. Idempotent.
 
+    deferring: an EAGLE head does not run while K is 0.
     synthetic: the engine accepts drafts by given chances; processes that vLLM starts from here on are told.
     """
     fix_cpu_expand_kernel()
     if method == "suffix":
         offer_suffix_drafter()
+    if deferring and method in ("eagle", "eagle3"):
+        offer_deferring_eagle()
     if synthetic:
         os.environ[SYNTHETIC_ENV] = "1"
         allow_synthetic_acceptance()
@@ -96,3 +106,26 @@ def offer_suffix_drafter() -> None:
     if not hasattr(gpu_model_runner, "SuffixDecodingProposer"):
         raise IncompatibleVLLM("vllm.v1.worker.gpu_model_runner no longer names SuffixDecodingProposer")
     gpu_model_runner.SuffixDecodingProposer = SuffixProposer
+
+
+def offer_deferring_eagle() -> None:
+    """Let the model runner construct our EAGLE drafter in an engine with our settings."""
+    from vllm.v1.spec_decode.eagle import EagleProposer as Stock
+
+    from rollout_spec.engine.draft_cache import DeferringEagleProposer as Ours
+    from rollout_spec.engine.draft_cache import buffer_bytes
+
+    for name in ("__init__", "propose"):
+        expected = list(inspect.signature(getattr(Ours, name)).parameters)
+        actual = list(inspect.signature(getattr(Stock, name)).parameters)
+        if actual != expected:
+            raise IncompatibleVLLM(f"EagleProposer.{name} takes {actual}, not {expected}; {WITHOUT}")
+    if not hasattr(Stock, "initialize_attn_backend"):
+        raise IncompatibleVLLM(
+            f"EagleProposer has no initialize_attn_backend, where ours learns of the cache; {WITHOUT}"
+        )
+
+    def new(cls: type, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(Ours if cls is Stock and buffer_bytes(vllm_config) else cls)
+
+    Stock.__new__ = staticmethod(new)

@@ -16,7 +16,7 @@ def register() -> None:
     This runs in every vLLM of a machine that has our package. Where vLLM changed, it is logged here; an engine that
     carries our settings refuses to start (`overrides.require`), and all others must not notice.
     """
-    needed = [overrides.fix_cpu_expand_kernel, overrides.offer_suffix_drafter]
+    needed = [overrides.fix_cpu_expand_kernel, overrides.offer_suffix_drafter, overrides.offer_deferring_eagle]
     if overrides.SYNTHETIC_ENV in os.environ:
         needed.append(overrides.allow_synthetic_acceptance)
     for override in needed:

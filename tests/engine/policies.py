@@ -23,3 +23,22 @@ class Cycle:
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+
+class SwitchOn:
+    """K=0 for so many steps, then k; remembers what the engine reported."""
+
+    def __init__(self, after: int, k: int) -> None:
+        self.results: list[StepResult] = []
+        self._after = after
+        self._k = k
+
+    def decide(self, view: StepView) -> Decision:
+        self._after -= 1
+        return Decision(self._k if self._after < 0 else 0)
+
+    def observe(self, result: StepResult) -> None:
+        self.results.append(result)
+
+    def metrics(self) -> dict[str, float]:
+        return {}

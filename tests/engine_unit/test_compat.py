@@ -6,13 +6,14 @@ import pytest
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
 from rollout_spec import cli
 from rollout_spec.engine import compat, sampler_check
 from rollout_spec.engine.compat import Check
 
-SUFFIX = "the suffix drafter"
+SUFFIX, EAGLE = compat.OPTIONAL
 
 
 def problems() -> dict[str, str]:
@@ -68,6 +69,10 @@ def with_other_propose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SuffixDecodingProposer, "propose", lambda self, batch: [])
 
 
+def with_other_eagle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EagleProposer, "propose", lambda self, batch: [])
+
+
 def without_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "entry_points", lambda group: [])
 
@@ -82,6 +87,7 @@ def with_wrong_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
         (without_k, "K per step", "cannot change K between steps"),
         (without_hook, "scheduler hooks", "no Scheduler._update_after_schedule"),
         (with_other_propose, "suffix hook", "propose takes ['self', 'batch']"),
+        (with_other_eagle, "EAGLE hook", "EagleProposer.propose takes ['self', 'batch']"),
         (without_plugin, "plug-in", "pip install this package"),
         pytest.param(
             with_wrong_sampler,
@@ -119,6 +125,7 @@ def check(problem: str | None, purpose: str = "the engine") -> Check:
             0,
             "Works, but without the suffix drafter: arctic is missing: install it",
         ),
+        ([check("it changed", EAGLE)], 0, "Works, but without EAGLE heads: it changed"),
         (
             [check("arctic is missing", SUFFIX), check("vLLM is too old: upgrade it"), check("more")],
             1,

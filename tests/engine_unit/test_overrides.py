@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,3 +176,42 @@ def test_synthetic_acceptance_replaces_the_kernels_that_refuse_it_and_leaves_oth
     monkeypatch.setattr(cpu_triton_utils, "_rejection_random_sample_kernel_impl", lambda output: None)
     with pytest.raises(overrides.IncompatibleVLLM, match="_rejection_random_sample_kernel_impl takes"):
         overrides.allow_synthetic_acceptance()
+
+
+def test_the_eagle_drafter_is_ours_only_where_it_may_defer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.spec_decode.eagle import EagleProposer
+    from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
+
+    from rollout_spec.engine.draft_cache import DeferringEagleProposer
+
+    def config(method: str = "eagle3", ranks: int = 1, connector: object = None, **settings: object) -> Any:
+        return SimpleNamespace(
+            additional_config={"rollout_spec": settings} if settings else {},
+            speculative_config=SimpleNamespace(method=method),
+            parallel_config=SimpleNamespace(data_parallel_size=ranks),
+            kv_transfer_config=connector,
+        )
+
+    def made(vllm_config: Any, cls: type = EagleProposer) -> type:
+        return type(cls.__new__(cls, vllm_config, torch.device("cpu"), None))
+
+    for _ in range(2):
+        overrides.offer_deferring_eagle()
+    assert made(config(suffix={})) is DeferringEagleProposer
+    assert made(config(method="eagle", draft_buffer_mib=1)) is DeferringEagleProposer
+    assert made(config()) is EagleProposer
+    assert made(config(draft_buffer_mib=0)) is EagleProposer
+    assert made(config(method="mtp", suffix={})) is EagleProposer
+    assert made(config(ranks=2, suffix={})) is EagleProposer
+    assert made(config(connector=object(), suffix={})) is EagleProposer
+    assert made(config(suffix={}), Step3p5MTPProposer) is Step3p5MTPProposer
+
+
+def test_another_signature_of_the_eagle_drafter_stops_engines_with_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    monkeypatch.setattr(EagleProposer, "propose", lambda self, tokens: tokens)
+    overrides.require("ngram")
+    with pytest.raises(IncompatibleVLLM, match=r"EagleProposer.propose takes \['self', 'tokens'\]"):
+        overrides.require("eagle3")
+    overrides.require("eagle3", deferring=False)
