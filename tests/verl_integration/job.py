@@ -62,6 +62,7 @@ def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
+                process.wait(60)
     return status, log.read_text(errors="replace")
 
 
