@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hydra.errors import InstantiationException
+from rollout_spec_verl.cpu import ENVIRONMENT
 
 from rollout_spec.config import ConfigError
 from rollout_spec.engine.control_loop import SETTINGS_KEY
@@ -89,7 +90,7 @@ print(json.dumps({name: getattr(read, name) for name in given}))
 """
     given = rollout().engine_kwargs["vllm"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
-    environment = {**os.environ, "PYTHONPATH": path, "VERL_USE_EXTERNAL_MODULES": "rollout_spec_verl.cpu.platform"}
+    environment = {**os.environ, "PYTHONPATH": path, **ENVIRONMENT}
     command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
