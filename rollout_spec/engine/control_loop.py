@@ -63,6 +63,7 @@ class ControlLoop:
         self._tail = Tail()
         self._alive = 0
         self._updated = False  # no step since the last weight update
+        self._updates = 0
         if self._status is not None:
             self._write()  # who looks for us finds us, and not what an engine of the same name left
             self._written = 0.0
@@ -136,12 +137,15 @@ class ControlLoop:
         if self._updated:
             return
         self._updated = True
+        self._updates += 1
         updated = getattr(self.policy, "policy_updated", None)
         if updated is not None and not self._failed:
             try:
                 updated()
             except Exception:  # see `decide`
                 self._fail("take in a weight update")
+        if self._status is not None:
+            self._write()
 
     def idle(self) -> None:
         """The engine has drained: leave the last word in the status file."""
@@ -163,6 +167,7 @@ class ControlLoop:
             "accepted_per_position": self._accepted,
             "speculated_sequence_steps": self._speculated,
             "tail_seconds": self._tail.seconds,
+            "weight_updates": self._updates,
             "policy": self._policy_metrics(),
         }
 

@@ -54,6 +54,7 @@ def test_our_metrics_are_in_verls_log(tracking: Any, monkeypatch: pytest.MonkeyP
         "accepted_per_position": [4, 2],
         "speculated_sequence_steps": 8,
         "tail_seconds": 0.5,
+        "weight_updates": 3,
         "policy": {"effective_speedup": 1.25},
     }
     monkeypatch.setattr(metrics, "read_all", lambda: {"node:1": status})

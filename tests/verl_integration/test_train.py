@@ -50,6 +50,8 @@ def test_two_steps_of_grpo_with_speculation(tmp_path: Path, model: Path) -> None
     status, output = job.run(tmp_path, model, [f"++{group}.policy={{name: fixed, k: 3}}"])
     found = job.steps(tmp_path)
     assert (status, len(found)) == (0, 2), output[-6000:]
+    first, second = found
+    assert second["rollout_spec/weight_updates"] == first["rollout_spec/weight_updates"] + 1
     for step in found:
         assert step["training/rollout_probs_diff_max"] < 0.05
         assert step["rollout_spec/engines"] == 1
