@@ -22,6 +22,8 @@ logger = logging.getLogger("rollout_spec")
 SERVERS = "vllm_server_"
 # For all servers together; a log call must not wait longer.
 SECONDS = 20.0
+# After so many failures in a row nobody is asked any more.
+PATIENCE = 3
 
 Status = Mapping[str, Any]
 
@@ -31,18 +33,20 @@ class Collector:
 
     def __init__(self) -> None:
         self._before: dict[str, Status] = {}
-        self._failed = False
+        self._failures = 0
 
     def collect(self) -> dict[str, float]:
         """Metrics of what was generated since the last call."""
-        if self._failed:
+        if self._failures >= PATIENCE:
             return {}
         try:
             now = read_all()
         except Exception:  # Ray has many; none may end a training run
-            self._failed = True
-            logger.exception("rollout_spec: metrics stop, the rollout servers cannot be asked")
+            self._failures += 1
+            last = " for the last time" if self._failures == PATIENCE else ""
+            logger.exception("rollout_spec: no metrics of this step, the rollout servers could not be asked%s", last)
             return {}
+        self._failures = 0
         if not now:
             logger.error(
                 "rollout_spec: no engine of this job reports a controller, so nothing is sped up. Is this package "

@@ -36,7 +36,7 @@ class RolloutConfig(VerlRolloutConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         compat.require()
-        settings = dict(self.rollout_spec)
+        settings = dict(self.rollout_spec or {})
         seconds = settings.pop("weight_sync_seconds", WEIGHT_SYNC_SECONDS)
         arguments = engine_arguments(self, settings)
         if not isinstance(seconds, int | float) or seconds <= 0:
@@ -82,10 +82,10 @@ def parse(settings: Mapping[str, Any], mtp: Any) -> Config:
         raise ConfigError(
             f"{GROUP}: {unknown[0]!r} is no option here; there are {', '.join(GROUPS)}, weight_sync_seconds"
         )
-    tree = {name: dict(group or {}) for name, group in settings.items()}
-    drafter = tree.setdefault("drafter", {})
+    tree: dict[str, Any] = {name: {} if group is None else group for name, group in settings.items()}
     trained = bool(mtp is not None and mtp.enable and mtp.enable_rollout)
-    if trained:
+    if trained and isinstance(tree.get("drafter", {}), Mapping):
+        drafter = tree["drafter"] = dict(tree.get("drafter", {}))
         drafter.setdefault("method", "mtp")
         drafter.setdefault("k_max", mtp.num_speculative_tokens)
     config = parse_config(tree, GROUP)

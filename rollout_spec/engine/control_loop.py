@@ -67,6 +67,7 @@ class ControlLoop:
         self._tail = Tail()
         self._alive = 0
         self._updated = False  # no step since the last weight update
+        self._updates = 0
         if self._status is not None:
             self._write()  # who looks for us finds us, and not what an engine of the same name left
             self._written = 0.0
@@ -146,9 +147,13 @@ class ControlLoop:
 
     def policy_updated(self) -> None:
         """New target weights. Trainers reset the prefix cache several times around one update: it counts once."""
-        if not self._updated:
-            self._updated = True
-            self._tell("policy_updated", "take in a weight update")
+        if self._updated:
+            return
+        self._updated = True
+        self._updates += 1
+        self._tell("policy_updated", "take in a weight update")
+        if self._status is not None:
+            self._write()
 
     def draft_refreshed(self) -> None:
         self._tell("draft_refreshed", "take in a refreshed draft")
@@ -182,6 +187,7 @@ class ControlLoop:
             "accepted_per_position": self._accepted,
             "speculated_sequence_steps": self._speculated,
             "tail_seconds": self._tail.seconds,
+            "weight_updates": self._updates,
             "policy": self._policy_metrics(),
         }
 

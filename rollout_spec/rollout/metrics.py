@@ -52,7 +52,8 @@ def _controller(status: Mapping[str, Any]) -> dict[str, float]:
 def fleet_metrics(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """What several engines did between two readings of their statuses, by engine; those without a `before` are new.
 
-    Counters are added up over the engines, what the controllers estimate is averaged, the tail is the longest one.
+    Counters are added up over the engines, what the controllers estimate is averaged, the tail is the longest one,
+    and weight updates are those that every engine has seen since its start.
     verl's two rates are of all drafts together.
     """
     gained = [_gain(status, before.get(engine, {})) for engine, status in now.items()]
@@ -69,6 +70,7 @@ def fleet_metrics(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Map
     }
     result |= _controller({**total, **state})
     result["rollout_spec/tail_seconds"] = max(one["tail_seconds"] for one in gained)
+    result["rollout_spec/weight_updates"] = float(min(status["weight_updates"] for status in now.values()))
     drafted, accepted = sum(total["drafted_per_position"]), sum(total["accepted_per_position"])
     if drafted:
         result["rollout/spec_accept_rate"] = accepted / drafted

@@ -182,6 +182,7 @@ def test_a_weight_update_counts_once() -> None:
         for _ in range(3):
             loop.policy_updated()
     assert updates == [1, 2]
+    assert loop.status()["weight_updates"] == 2
 
 
 def test_engines_with_the_same_settings_have_files_of_their_own(tmp_path: Path) -> None:

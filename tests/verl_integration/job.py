@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollout_spec_verl.cpu import ENVIRONMENT
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 480
-ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    # The plug-in by name too: an editable install of an older revision does not know it.
-    "VERL_USE_EXTERNAL_MODULES": "rollout_spec_verl.plugin,rollout_spec_verl.cpu.platform",
-    "VERL_ENGINE_DEVICE": "cuda",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Several processes share the cores: spinning threads would take them from each other.
-    "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "0",
-}
 
 
 def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float = SECONDS) -> tuple[int, str]:
-    """Exit status and output of the job; `folder` gets its data."""
+    """Exit status (-1: it took too long) and output of the job; `folder` gets its data and its metrics."""
     write_data(folder)
     command = [
         sys.executable,
@@ -42,9 +28,11 @@ def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float
         f"actor_rollout_ref.model.path={model}",
         f"reward.custom_reward_function.path={Path(__file__).parent}/reward.py",
         f"trainer.default_local_dir={folder}/checkpoints",
+        "trainer.logger=[console,file]",
         *overrides,
     ]
     path = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
+    quiet = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -52,7 +40,13 @@ def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                **quiet,
+                "PYTHONPATH": path,
+                "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+            },
             start_new_session=True,  # with Ray's processes in it, so that they can be ended together
         )
         try:
@@ -62,23 +56,14 @@ def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
+                process.wait(60)
     return status, log.read_text(errors="replace")
 
 
-def steps(output: str) -> list[dict[str, float]]:
-    """verl's console metrics, a dictionary a step."""
-    found = []
-    for line in output.splitlines():
-        if match := re.search(r"step:\d+ - (.*)", line):
-            pairs = (pair.rsplit(":", 1) for pair in match.group(1).split(" - "))
-            found.append({name: number(value) for name, value in pairs})
-    return found
-
-
-def number(text: str) -> float:
-    """`np.float64(1.5)` and `1.5` alike."""
-    match = re.search(r"-?(nan|inf|\d[\d.]*(e[-+]?\d+)?)", text.replace("np.float64", "").replace("np.int64", ""))
-    return float(match.group()) if match else float("nan")
+def steps(folder: Path) -> list[dict[str, float]]:
+    """What verl's logger has of each step."""
+    file = folder / "metrics.jsonl"
+    return [json.loads(line)["data"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def write_data(folder: Path) -> None:

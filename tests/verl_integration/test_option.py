@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.errors import InstantiationException
+from rollout_spec_verl.cpu import ENVIRONMENT
 
 from rollout_spec.config import ConfigError
 from rollout_spec.engine.control_loop import SETTINGS_KEY
@@ -72,6 +75,7 @@ def test_graphs_are_captured_for_every_k_unless_the_engine_is_eager(rollout: Cal
     assert table not in rollout(drafts, f"{eager}=True").engine_kwargs["vllm"]["speculative_config"]
 
 
+@pytest.mark.slow
 def test_verl_passes_our_arguments_to_vllms_command_line(rollout: Callable[..., Any]) -> None:
     """Through the text that verl makes of them, and vLLM's own parser."""
     code = """
@@ -86,7 +90,7 @@ print(json.dumps({name: getattr(read, name) for name in given}))
 """
     given = rollout().engine_kwargs["vllm"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
-    environment = {**os.environ, "PYTHONPATH": path, "VERL_USE_EXTERNAL_MODULES": "rollout_spec_verl.cpu.platform"}
+    environment = {**os.environ, "PYTHONPATH": path, **ENVIRONMENT}
     command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -118,6 +122,7 @@ def test_the_users_own_engine_arguments_stay(rollout: Callable[..., Any]) -> Non
         ([f"{GROUP}.engine.seed=3"], ["'engine' is no option here"]),
         ([f"{GROUP}.drafter={{method: eagle3, model: /nowhere}}"], ["eagle3", "free_cache_engine=False"]),
         ([f"{GROUP}.drafter.method=mtp"], ["drafter.method", "model.mtp.enable"]),
+        ([f"{GROUP}.drafter=ngram"], ["rollout.rollout_spec", "drafter"]),
         ([f"{GROUP}.weight_sync_seconds=0"], ["weight_sync_seconds", "above 0"]),
         (
             ["+actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls=mine.Scheduler"],
@@ -161,6 +166,11 @@ def test_it_is_checked_before_anything_starts(compose: Callable[..., Any]) -> No
     assert TARGET in refused(lambda: overrides.check(compose(f"{GROUP}.drafter.k_max=2")))
     overrides.check(compose())
     overrides.check(compose(TARGET))
+
+
+def test_the_plug_in_that_verl_loads_is_there() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["verl.plugins"]
+    assert [importlib.import_module(module).__name__ for module in named.values()] == ["rollout_spec_verl.plugin"]
 
 
 def test_verl_checks_it_too(compose: Callable[..., Any]) -> None:

@@ -54,6 +54,7 @@ def test_our_metrics_are_in_verls_log(tracking: Any, monkeypatch: pytest.MonkeyP
         "accepted_per_position": [4, 2],
         "speculated_sequence_steps": 8,
         "tail_seconds": 0.5,
+        "weight_updates": 3,
         "policy": {"effective_speedup": 1.25},
     }
     monkeypatch.setattr(metrics, "read_all", lambda: {"node:1": status})
@@ -87,11 +88,11 @@ def test_metrics_that_fail_cost_no_step(tracking: Any, monkeypatch: pytest.Monke
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "log.jsonl"))
     overrides._log_ours()
     logger = tracking("project", "experiment", default_backend=["file"])
-    logger.log({"a": 1.0}, 1)
-    logger.log({"a": 2.0}, 2)
+    for step in range(6):
+        logger.log({"a": 1.0}, step)
     logger.finish()
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2
-    assert calls == 1
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 6
+    assert calls == metrics.PATIENCE
 
 
 def test_an_engine_that_never_answers_ends_the_weight_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

