@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fresh import engine, run_fresh, scheduler_of
+from heads import random_pair
 from policies import Cycle
 
 from rollout_spec.config import SamplingConfig, parse_config
@@ -55,9 +56,13 @@ SAMPLES, HORIZON = 5000, 4
 ENDED = -1
 
 
-def samples(model: Path, method: str | None, bias: float = 0.0) -> tuple[list[list[int]], int]:
+def samples(
+    model: Path, method: str | None, bias: float = 0.0, head: Path | None = None
+) -> tuple[list[list[int]], int]:
     """20,000 short samples, and the number of draft tokens accepted. method None: no speculation."""
     options = {"engine__max_num_seqs": 256, "drafter__prompt_lookup_min": 1, "drafter__method": method or "ngram"}
+    if head is not None:
+        options["drafter__model"] = str(head)
     arguments = None
     if method is None:
         tree = {
@@ -145,6 +150,17 @@ def test_the_law_of_sampled_tokens_is_unchanged(tiny_model: Path) -> None:
         assert accepted > 1000, f"{method} hardly speculated"
         assert p_value(reference, drawn) > 1e-3, method
     biased, _ = run_fresh(samples, tiny_model, "ngram", bias=0.03)
+    assert p_value(reference, biased) < 1e-6
+
+
+def test_the_law_is_unchanged_with_a_head_that_samples_its_drafts(tmp_path: Path) -> None:
+    """K changes at every step, so that the head misses steps and catches up; its drafts are a law of their own."""
+    target, head = random_pair(tmp_path)
+    reference, _ = run_fresh(samples, target, None)
+    drawn, accepted = run_fresh(samples, target, "eagle3", head=head)
+    assert accepted > 1000, "hardly speculated"
+    assert p_value(reference, drawn) > 1e-3
+    biased, _ = run_fresh(samples, target, "eagle3", bias=0.03, head=head)
     assert p_value(reference, biased) < 1e-6
 
 
