@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import job
 import pytest
+import verl_job as job
 
 from rollout_spec.model import DEFAULT_MODEL, resolve
 
