@@ -31,7 +31,8 @@ def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float
         "trainer.logger=[console,file]",
         *overrides,
     ]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
+    here = Path(__file__).parent
+    path = os.pathsep.join([*map(str, (ROOT, ROOT / "integrations", here)), os.environ.get("PYTHONPATH", "")])
     quiet = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / "log.txt"
     with log.open("w") as output:

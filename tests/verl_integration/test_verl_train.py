@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import job
 import pytest
+import verl_job as job
 
 from rollout_spec.model import DEFAULT_MODEL, resolve
 
@@ -66,3 +66,13 @@ def test_a_wrong_option_ends_the_job_before_ray_starts(tmp_path: Path, model: Pa
     assert status not in (0, -1)
     assert "actor_rollout_ref.rollout.rollout_spec: drafter.k_max: value 0" in output
     assert "ray init" not in output
+
+
+def test_an_engine_that_fails_in_a_weight_update_ends_the_job(tmp_path: Path, model: Path) -> None:
+    """Plain verl waits for ever."""
+    rollout = "actor_rollout_ref.rollout"
+    failing = f"{rollout}.engine_kwargs.vllm.worker_extension_cls=failing_worker.FailingExtension"
+    status, output = job.run(tmp_path, model, [failing, f"++{rollout}.rollout_spec.weight_sync_seconds=5"])
+    assert status not in (0, -1)
+    assert "a planted failure" in output
+    assert "did not take new weights within 5 s" in output
