@@ -8,6 +8,7 @@ of the update; where shared memory is too small, in the temporary folder.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -163,5 +164,6 @@ def _folder(size: int) -> Iterator[Path]:
     """A folder of our own with room for `size` bytes, in shared memory where it has that."""
     roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > size * HEADROOM
     parent = SHARED_MEMORY if roomy else None
-    with tempfile.TemporaryDirectory(prefix="rollout_spec_", dir=parent) as folder:
+    # The process in its name, so that who was killed can be told from who is at work.
+    with tempfile.TemporaryDirectory(prefix=f"rollout_spec_{os.getpid()}_", dir=parent) as folder:
         yield Path(folder)

@@ -7,6 +7,7 @@ and one for each pair of target and head, what every span of every rollout shoul
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
 import subprocess
@@ -301,7 +302,7 @@ def storm(folder: Path, updates: int, targets: int, heads: int, seed: int) -> di
         fire = Storm(worker, folder, targets, heads, seed)
         began = time.perf_counter()
         fire.run(updates)
-        left = sorted(path.name for path in Path("/dev/shm").glob("rollout_spec_*"))
+        left = sorted(path.name for path in Path("/dev/shm").glob(f"rollout_spec_{os.getpid()}_*"))
         return {
             "rollouts": fire.rollouts,
             "targets": fire.targets,
