@@ -78,7 +78,7 @@ class Training:
                 "init": str(init),
                 "target": target_fingerprint(self.target.folder),
             },
-            ignore=("config.draft.minutes", "config.draft.threads"),
+            ignore=("config.draft.minutes", "config.draft.generate_share", "config.draft.threads"),
         )
         self.clock = Clock(self.work, fingerprint, self.options.minutes)
 
