@@ -8,6 +8,7 @@ head=${HEAD:-out/draft/head}
 # Threads that spin for long starve each other where anything else runs.
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-20000}
 bin=${BIN:-.venv/bin/rollout-spec}
+mkdir -p "$(dirname "$head")"
 
 $bin draft train --config configs/draft/smollm2.yaml --out "$head" "$@" 2>&1 | tee "$head.log"
 $bin draft eval --head "$head" --engine --ks 1,3,5 --out "$here/eval.json" 2>&1 | tee -a "$head.log"

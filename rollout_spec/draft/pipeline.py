@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -58,6 +59,16 @@ class Training:
         self.work = out / "training"
         if out.exists() and not out.is_dir():
             raise ConfigError(f"--out {out}: is a file; name a folder")
+        memory = psutil.virtual_memory().total / 2**30
+        if self.options.features_gib > memory:
+            raise ConfigError(
+                f"draft.features_gib {self.options.features_gib}: this machine has {memory:.1f} GiB; ask for less"
+            )
+        if self.options.max_tokens >= config.engine.max_model_len:
+            raise ConfigError(
+                f"draft.max_tokens {self.options.max_tokens}: leaves no room for a prompt in engine.max_model_len "
+                f"{config.engine.max_model_len}; lower the one or raise the other"
+            )
         self.target = read_target(config.model)
         self.start = load_head(init) if init else None
         self.shape = self._shape()
@@ -67,7 +78,7 @@ class Training:
                 "init": str(init),
                 "target": target_fingerprint(self.target.folder),
             },
-            ignore=("config.draft.minutes", "config.draft.threads"),
+            ignore=("config.draft.minutes", "config.draft.generate_share", "config.draft.threads"),
         )
         self.clock = Clock(self.work, fingerprint, self.options.minutes)
 

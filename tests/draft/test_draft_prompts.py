@@ -69,6 +69,9 @@ def test_the_clock_adds_sessions_up_and_knows_its_run(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["draft", "train", "--out", "OUT", "--set", "draft.minutes=0"], "draft.minutes"),
+        (["draft", "train", "--out", "OUT", "--set", "draft.features_gib=1e6"], "draft.features_gib"),
+        (["draft", "train", "--out", "OUT", "--set", "draft.max_tokens=4000"], "draft.max_tokens 4000"),
+        (["draft", "train", "--out", "OUT", "--set", "draft.aux_layers=[9]"], "draft.aux_layers"),
         (["draft", "train", "--out", "OUT", "--set", "model=/nowhere/model"], "no such folder"),
         (["draft", "train", "--out", "OUT", "--init", "OUT/none"], "none"),
         (["draft", "eval", "--head", "OUT"], "OUT"),

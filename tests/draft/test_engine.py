@@ -27,7 +27,7 @@ K = 3
 
 @pytest.mark.engine
 def test_a_trained_head_is_accepted_as_predicted_and_changes_no_token(tmp_path: Path) -> None:
-    model = save_target(tmp_path / "target", steps=500)
+    model = save_target(tmp_path / "target", steps=300)
     config = parse_config(
         {
             "model": str(model),
@@ -59,7 +59,7 @@ def test_a_trained_head_is_accepted_as_predicted_and_changes_no_token(tmp_path: 
     torch.manual_seed(0)
     head = Eagle3Head(shape)
     head.initialise(target.norm, shared.rows)
-    options = DraftConfig(max_passes=12, unroll=K)
+    options = DraftConfig(max_passes=8, unroll=K)
     Trainer(head, shared, features, options, seconds=1e6).run(lambda *_: None, lambda *_: None)
     head.scale_features(1 / scale)
     save_head(tmp_path / "head", head, ids, {})
