@@ -77,7 +77,8 @@ class Goodput:
 
     @property
     def wants_requests(self) -> bool:
-        return self._decode < HOLD_BATCH or self._fresh > 0 or self._steps % ASK_EVERY == 0
+        due = self._age >= KEEP_STEPS_WIDE  # the next step is one to choose at
+        return due or self._decode < HOLD_BATCH or self._fresh > 0 or self._steps % ASK_EVERY == 0
 
     def decide(self, view: StepView) -> Decision:
         self._steps += 1
