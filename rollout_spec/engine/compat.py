@@ -83,6 +83,16 @@ def _suffix_signature() -> str | None:
     return None if names == wanted else f"SuffixDecodingProposer.propose takes {names}, we rely on {wanted}"
 
 
+def _preempts() -> str | None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if "reset_running_requests" not in inspect.signature(Scheduler.reset_prefix_cache).parameters:
+        return (
+            "Scheduler.reset_prefix_cache cannot preempt running requests in this vLLM: use mode drained or in_flight"
+        )
+    return None
+
+
 def _plugin() -> str | None:
     names = [point.name for point in entry_points(group="vllm.general_plugins")]
     return None if "rollout_spec" in names else "our vLLM plug-in is not registered: pip install this package"
@@ -141,6 +151,7 @@ _TESTS: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
         "weight updates in the running engine",
         _has("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.reload_weights"),
     ),
+    ("preemption on demand", "weight updates in mode abort_resume", _preempts),
     (
         "layerwise reload",
         "draft refreshes, and old weights back after an update that failed",

@@ -232,7 +232,7 @@ class Storm:
         """A fault that our checks can't foresee: the model raises in the midst of loading. Made by a hook in it."""
         which = self.random.choice(["target", "draft"])
         self.worker._rpc(break_loading, which, self.random.randint(1, 8))
-        more = {"draft": self.folder / "head2", "draft_version": 99}
+        more = {"draft": self.folder / "head1", "draft_version": 99}
         if which == "target" or self.random.random() < 0.5:
             more |= {"target": self.folder / "target1", "version": 99}
         self.refused(f"{which} broke while loading", UpdateFailed, **more)
@@ -347,40 +347,61 @@ def answers(folder: Path, wanted: dict[Pair, list[Query]]) -> dict[Pair, dict[Qu
     return found
 
 
+def agree(rollout: Rollout, start: int, answer: Any) -> float | None:
+    """The largest difference of a log-probability; None where a token differs."""
+    tokens, logprobs, _ = answer
+    end = start + len(tokens)
+    if rollout.token_ids[start:end] != tokens:
+        return None
+    return max(abs(a - b) for a, b in zip(rollout.logprobs[start:end], logprobs, strict=True))  # type: ignore[index]
+
+
 def check(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Compare every span with fresh engines; the mismatches and how much was compared."""
-    wanted: dict[Pair, list[Any]] = {}
+    """Compare every span with new engines; what was compared, and what was wrong.
+
+    The other targets and heads are asked the same: `told_apart` is the share of spans (`drafts_told_apart` of
+    responses) that would have been found wrong had the engine held another target (head).
+    """
+    spans: list[tuple[Rollout, int, Query, int]] = []
+    drafts: list[tuple[Rollout, Query, int, int]] = []
     for request_id, rollout in result["rollouts"]:
         for start, end, version in spans_to_check(rollout, result["modes"]):
             query = (tuple(rollout.prompt_token_ids + rollout.token_ids[:start]), end - start)
-            wanted.setdefault((result["targets"][version], None), []).append((query, rollout, start))
+            spans.append((rollout, start, query, result["targets"][version]))
         # Drafts are compared where one head made all of them, and none of its cache was another's.
         whole = len(rollout.spans) == 1 and rollout.finish_reason == "length" and request_id not in result["disturbed"]
         if whole and len(rollout.prompt_token_ids) < 100:
             span = rollout.spans[0]
-            pair = result["targets"][span.policy_version], result["heads"][span.draft_version]
             query = (tuple(rollout.prompt_token_ids), len(rollout.token_ids))
-            wanted.setdefault(pair, []).append((query, rollout, None))
-    found: dict[str, Any] = {"spans": 0, "tokens": 0, "drafts": 0, "accepted": 0, "wrong": [], "logprob_error": 0.0}
-    queries = {pair: sorted({query for query, _, _ in cases}) for pair, cases in wanted.items()}
-    fresh = run_fresh(answers, folder, queries)
-    for (target, head), cases in wanted.items():
-        for query, rollout, start in cases:
-            tokens, logprobs, speculation = fresh[target, head][query]
-            if start is None:
-                found["drafts"] += 1
-                found["accepted"] += speculation.accepted_tokens
-                if rollout.speculation != speculation:
-                    found["wrong"].append(["drafts", target, head, str(rollout.speculation), str(speculation)])
-                continue
-            found["spans"] += 1
-            found["tokens"] += len(tokens)
-            end = start + len(tokens)
-            if rollout.token_ids[start:end] != tokens:
-                found["wrong"].append(["tokens", target, rollout.token_ids[start:end], tokens])
-                continue
-            error = max(abs(a - b) for a, b in zip(rollout.logprobs[start:end], logprobs, strict=True))
-            found["logprob_error"] = max(found["logprob_error"], error)
-            if error > TOLERANCE:
-                found["wrong"].append(["logprobs", target, error])
-    return found
+            drafts.append((rollout, query, result["targets"][span.policy_version], result["heads"][span.draft_version]))
+    targets = sorted({target for *_, target in spans})
+    heads = sorted({head for *_, head in drafts})
+    wanted: dict[Pair, list[Query]] = {(t, None): sorted({query for _, _, query, _ in spans}) for t in targets}
+    for target in sorted({target for _, _, target, _ in drafts}):
+        wanted |= {(target, head): sorted({q for _, q, t, _ in drafts if t == target}) for head in heads}
+    fresh = run_fresh(answers, folder, wanted)
+
+    wrong: list[Any] = []
+    errors, apart, drafts_apart = [0.0], [], []
+    for rollout, start, query, target in spans:
+        error = agree(rollout, start, fresh[target, None][query])
+        if error is None or error > TOLERANCE:
+            wrong.append(["tokens", target, error, rollout.token_ids[start:], fresh[target, None][query][0]])
+        else:
+            errors.append(error)
+        others = [agree(rollout, start, fresh[other, None][query]) for other in targets if other != target]
+        apart += [other is None or other > TOLERANCE for other in others]
+    for rollout, query, target, head in drafts:
+        if rollout.speculation != fresh[target, head][query][2]:
+            wrong.append(["drafts", target, head, str(rollout.speculation), str(fresh[target, head][query][2])])
+        drafts_apart += [rollout.speculation != fresh[target, h][query][2] for h in heads if h != head]
+    return {
+        "spans": len(spans),
+        "tokens": sum(length for _, _, (_, length), _ in spans),
+        "logprob_error": max(errors),
+        "told_apart": sum(apart) / max(len(apart), 1),
+        "drafts": len(drafts),
+        "accepted": sum(rollout.speculation.accepted_tokens for rollout, *_ in drafts if rollout.speculation),
+        "drafts_told_apart": sum(drafts_apart) / max(len(drafts_apart), 1),
+        "wrong": wrong,
+    }

@@ -9,12 +9,13 @@ from fresh import run_fresh
 
 
 def test_every_token_is_that_of_the_version_it_names(tmp_path: Path) -> None:
-    fire.make_models(tmp_path, targets=2, heads=3)
-    result = run_fresh(fire.storm, tmp_path, updates=24, targets=2, heads=3, seed=1)
+    fire.make_models(tmp_path, targets=2, heads=2)
+    result = run_fresh(fire.storm, tmp_path, updates=24, targets=2, heads=2, seed=1)
     found = fire.check(tmp_path, result)
     assert found["wrong"] == []
-    assert found["spans"] > 40
-    assert found["accepted"] > 0
+    assert found["spans"] > 20
+    assert found["told_apart"] > 0.9
+    assert found["drafts_told_apart"] > 0.2
     assert result["left_in_shared_memory"] == []
     done = result["done"]
     assert done["updates abort_resume while requests run"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-VOCABULARY, DRAFT_VOCABULARY = 16, 12
+VOCABULARY, DRAFT_VOCABULARY = 32, 24
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, HEAD_DIM = 128, 256, 4, 2, 64
 CONTEXT = 512
 # Hidden states that go into these layers are the head's features.
@@ -92,6 +92,8 @@ def head_weights(seed: int) -> dict[str, torch.Tensor]:
         "lm_head": (DRAFT_VOCABULARY, HIDDEN),
     }
     weights = {f"{name}.weight": torch.randn(shape, generator=make) * 0.1 for name, shape in shapes.items()}
+    # The target's features are large and much alike; the token must outweigh them, or all drafts are the same.
+    weights["fc.weight"] *= 0.01
     for norm in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
         weights[f"{norm}.weight"] = torch.ones(HIDDEN)
     chosen = torch.randperm(VOCABULARY, generator=make)[:DRAFT_VOCABULARY].sort().values
