@@ -40,6 +40,10 @@ DRAFT_VOCABULARY = 4096
 # Sequences that are alive, and tokens that each has missed beside its prompt.
 SWITCHES = ((1, 400), (4, 200), (8, 100))
 
+ARMS = ("off", "stock", "ours")
+# Milliseconds (wall, processor) by arm, batch, round and step.
+Samples = dict[str, dict[int, list[list[tuple[float, float]]]]]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -50,42 +54,32 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--threads", type=int, help="of OpenMP, an engine; none: vLLM's choice")
     parser.add_argument("--seconds", type=float, default=1e9, help="no new round after so many")
+    parser.add_argument("--no-switch", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     args = parser.parse_args()
     batches = [int(batch) for batch in args.batches.split(",")]
     if args.threads:
         os.environ |= {"OMP_NUM_THREADS": str(args.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    samples: Samples = {arm: {batch: [] for batch in batches} for arm in ARMS}
+    switches: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         head = args.head or random_head(Path(resolve(args.model)), Path(folder) / "head")
         engines = start(args.model, head, max(batches), Path(folder))
+        until = time.monotonic() + args.seconds
         try:
-            samples = measure(engines, batches, args.rounds, args.steps, time.monotonic() + args.seconds)
-            switches = [
-                {
-                    "arm": name,
-                    "sequences": sequences,
-                    "missed": missed,
-                    "ms": engines[name].call(switch, sequences, missed),
-                }
-                for sequences, missed in SWITCHES
-                for name in ("stock", "ours")
-            ]
+            for number in range(args.rounds):
+                if number and time.monotonic() > until:
+                    break
+                measure(engines, samples, number, args.steps)
+                write(args, samples, switches)
+            for live, missed in () if args.no_switch else SWITCHES:
+                for arm in ("stock", "ours"):
+                    times = engines[arm].call(switch, live, missed)
+                    switches.append({"arm": arm, "sequences": live, "missed": missed, "ms": times})
         finally:
             for engine in engines.values():
                 engine.close()
-    record = {
-        "schema": SCHEMA,
-        "provenance": provenance.collect(),
-        "load_average": os.getloadavg(),
-        "head": "random weights" if args.head is None else str(args.head),
-        "prompt_tokens": PROMPT_TOKENS,
-        "threads": args.threads,
-        "summary": [row for batch in batches for row in summary(samples, batch)],
-        "switch_ms": switches,  # the step that catches up, and two after it
-        "step_ms": samples,  # [arm][batch][round][step]: wall, processor
-    }
-    args.out.write_text(json.dumps(record) + "\n")
-    for row in record["summary"]:
+    for row in write(args, samples, switches):
         print(
             f"batch {row['batch']:3} {row['arm']:6} {row['median_ms']:8.2f} ms, tax {row['tax_mean']:6.2f} "
             f"+- {row['tax_standard_error']:.2f} %; quickest tenth {row['quick_ms']:8.2f} ms, "
@@ -96,12 +90,30 @@ def main() -> None:
     print(f"{len(samples['off'][batches[-1]])} rounds; {args.out}")
 
 
+def write(args: argparse.Namespace, samples: Samples, switches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The result file, as far as it goes; returns its summary."""
+    rows = [row for batch in samples["off"] for row in summary(samples, batch)]
+    record = {
+        "schema": SCHEMA,
+        "provenance": provenance.collect(),
+        "load_average": os.getloadavg(),
+        "head": "random weights" if args.head is None else str(args.head),
+        "prompt_tokens": PROMPT_TOKENS,
+        "threads": args.threads,
+        "summary": rows,
+        "switch_ms": switches,  # the step that catches up, and two after it
+        "step_ms": samples,  # [arm][batch][round][step]: wall, processor
+    }
+    args.out.write_text(json.dumps(record) + "\n")
+    return rows
+
+
 def start(model: str, head: Path, max_batch: int, folder: Path) -> dict[str, EngineProcess]:
     tree: dict[str, Any] = {
         "model": model,
         "engine": {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": max_batch, "kv_cache_gib": 1.0},
         "drafter": {"method": "eagle3", "model": str(head), "k_max": 3},
-        "sampling": {"temperature": 1.0, "logprobs": False},
+        "sampling": {"temperature": 0.0, "logprobs": False},  # the least a step can take
     }
     config = parse_config(tree)
     off = PolicyConfig(name="off")
@@ -121,23 +133,17 @@ def start(model: str, head: Path, max_batch: int, folder: Path) -> dict[str, Eng
     return engines
 
 
-def measure(
-    engines: dict[str, EngineProcess], batches: list[int], rounds: int, steps: int, until: float
-) -> dict[str, dict[int, list[list[tuple[float, float]]]]]:
-    """Milliseconds (wall, processor) by engine, batch, round and step."""
-    samples: dict[str, dict[int, list[list[tuple[float, float]]]]]
-    samples = {name: {batch: [] for batch in batches} for name in engines}
-    order = list(engines)
-    for engine in engines.values():
-        engine.call(decode, max(batches), 5, 0)
-    for number in range(rounds):
-        if number and time.monotonic() > until:
-            break
-        for batch in batches:
-            for name in order:
-                samples[name][batch].append(engines[name].call(decode, batch, steps, number))
-            order.append(order.pop(0))
-    return samples
+def measure(engines: dict[str, EngineProcess], samples: Samples, number: int, steps: int) -> None:
+    """One round: at each batch, every engine in turn."""
+    for turn, (batch, arm) in enumerate((batch, arm) for batch in samples["off"] for arm in rotated(number)):
+        if not number and turn < len(ARMS):
+            engines[arm].call(decode, batch, 5, number)
+        samples[arm][batch].append(engines[arm].call(decode, batch, steps, number))
+
+
+def rotated(number: int) -> list[str]:
+    first = number % len(ARMS)
+    return [*ARMS[first:], *ARMS[:first]]
 
 
 def decode(worker: Any, log: Any, batch: int, steps: int, seed: int) -> list[tuple[float, float]]:
@@ -181,7 +187,7 @@ def switch(worker: Any, log: Any, sequences: int, missed: int) -> list[float]:
     return [wall for wall, _ in times[missed - SKIP :][:3]]
 
 
-def summary(samples: dict[str, dict[int, list[list[tuple[float, float]]]]], batch: int) -> list[dict[str, Any]]:
+def summary(samples: Samples, batch: int) -> list[dict[str, Any]]:
     """By arm: milliseconds a step at this batch, and percent over `off`."""
     rows = []
     steps = {name: np.array(by_batch[batch]) for name, by_batch in samples.items()}  # [rounds, steps, 2]

@@ -82,12 +82,13 @@ class DeferringEagleProposer(EagleProposer):
         if missed is not None:
             tokens = len(target_token_ids)
             slots = common_attn_metadata.slot_mapping[:tokens]
-            fits = tokens <= missed.capacity
-            if num_speculative_tokens or not fits or missed.used + tokens > missed.capacity:
+            defer = not num_speculative_tokens and tokens <= missed.capacity
+            full = missed.used + tokens > missed.capacity
+            if full or not defer:
                 self._catch_up(missed, common_attn_metadata, target_positions, sampling_metadata)
-                if missed.used + tokens > missed.capacity:
+            if defer:
+                if full:
                     missed.clear()  # what is left belongs to nobody in the batch
-            if not num_speculative_tokens and fits:
                 last = token_indices_to_sample
                 if last is None:
                     last = common_attn_metadata.query_start_loc[1:] - 1
