@@ -7,7 +7,8 @@
 3. `BucketedWeightSender._init_socket` and `.async_send_weights`: a time limit. When an engine fails in a weight update,
    verl's sender waits for its answer for ever.
 
-Nothing is replaced twice; 2 and 3 only in processes of a job that uses our option.
+Nothing is replaced twice; 2 and 3 only in processes of a job that uses our option. Imports are late, because verl loads
+this in every process of every job.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from __future__ import annotations
 import functools
 import os
 from typing import Any
-
-from rollout_spec.config import ConfigError
-from rollout_spec_verl import compat, metrics
 
 
 def check_early() -> None:
@@ -41,6 +39,8 @@ def check(config: Any) -> None:
     """Raises ConfigError if our option is there and wrong. `config`: the trainer's, whole."""
     from hydra.errors import InstantiationException
     from verl.utils.config import omega_conf_to_dataclass
+
+    from rollout_spec.config import ConfigError
 
     rollout = config.actor_rollout_ref.rollout
     ours = str(rollout.get("_target_")).startswith("rollout_spec_verl.")
@@ -67,6 +67,8 @@ def install(weight_sync_seconds: float) -> None:
 def _log_ours() -> None:
     from verl.utils.tracking import Tracking
 
+    from rollout_spec_verl import metrics
+
     original = Tracking.log
     if hasattr(original, "__rollout_spec__"):
         return
@@ -81,6 +83,8 @@ def _log_ours() -> None:
 
 
 def _limit_weight_sync(seconds: float) -> None:
+    from rollout_spec_verl import compat
+
     compat.require_sender()
     import zmq
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender

@@ -53,6 +53,8 @@ def test_two_steps_of_grpo_with_speculation(tmp_path: Path, model: Path) -> None
     first, second = found
     assert second["rollout_spec/weight_updates"] == first["rollout_spec/weight_updates"] + 1
     for step in found:
+        # Plain verl has 0.0018 and 0.014 with this model.
+        assert step["training/rollout_probs_diff_mean"] < 0.005
         assert step["training/rollout_probs_diff_max"] < 0.05
         assert step["rollout_spec/engines"] == 1
         assert step["rollout_spec/controller_failed"] == 0
