@@ -20,6 +20,7 @@ from typing import Any, Self
 from rollout_spec.config import Config, ConfigError, SamplingConfig
 from rollout_spec.engine import requests as vllm_requests
 from rollout_spec.engine.control_loop import SETTINGS_KEY
+from rollout_spec.engine.guarded import collective_rpc
 from rollout_spec.engine.launch import engine_arguments, make_engine
 from rollout_spec.rollout.ledger import Ledger, Sample
 from rollout_spec.rollout.metrics import worker_metrics
@@ -314,9 +315,8 @@ class RolloutWorker:
         except vllm_requests.refusals() as error:  # the others must not suffer
             self._ledger.finished[request_id] = running.rollout([], None, "error", str(error))
 
-    def _rpc(self, method: str, *args: Any) -> list[Any]:
-        results: list[Any] = self._engine.collective_rpc(method, timeout=LOAD_TIMEOUT, args=args)
-        return results
+    def _rpc(self, method: Any, *args: Any) -> list[Any]:
+        return collective_rpc(self._engine, method, args, LOAD_TIMEOUT)
 
     def _check_sampler(self, arguments: dict[str, Any]) -> None:
         """The plug-in mended the CPU sampler where that is needed; a worker in which it did not must not speculate."""
