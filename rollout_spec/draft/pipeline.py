@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 FORWARD_TOKENS = 4096
 # The features may take as much of the generating time again at most.
 FEATURES_SHARE = 0.25
+# Seconds left of the budget for which a finished run is taken up again.
+WORTH_IT = 60.0
 
 
 class Training:
@@ -83,8 +85,11 @@ class Training:
         self.clock = Clock(self.work, fingerprint, self.options.minutes)
 
     def run(self) -> dict[str, Any]:
-        """Trains, or finishes what was begun; returns the head's provenance."""
-        if "evaluate" in self.clock.finished:
+        """Trains, or finishes what was begun; returns the head's provenance.
+
+        A finished run goes on training on the same responses where `draft.minutes` was raised since.
+        """
+        if "evaluate" in self.clock.finished and self.clock.left < WORTH_IT:
             return read_provenance(self.out)
         torch.set_num_threads(self.options.threads or len(os.sched_getaffinity(0)))
         torch.manual_seed(self.options.seed)

@@ -52,12 +52,12 @@ class Clock:
         return sum(self.seconds.values()) + running
 
     @contextmanager
-    def phase(self, name: str, finishes: bool = True) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Times the block; kept also where it is interrupted."""
         self._running = (name, time.monotonic())
         try:
             yield
-            if finishes:
+            if name not in self.finished:
                 self.finished.append(name)
         finally:
             self.keep()

@@ -4,6 +4,8 @@ threads to cores and keeps memory, and a process can hold one engine in a lifeti
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -54,7 +56,8 @@ def in_process(
     function: Callable[..., Result], *arguments: Any, on_look: Callable[[], object] = lambda: None
 ) -> Result:
     """The function's result, from a spawned process; its exceptions are raised here."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as pool:
         future: Future[Result] = pool.submit(function, *arguments)
         while True:
             try:
@@ -63,6 +66,16 @@ def in_process(
                 if future.done():  # the function's own
                     raise
                 on_look()
+
+
+def _end_with_parent() -> None:
+    """An engine whose caller was killed would go on and hold its cores and memory."""
+
+    def watch(parent: Any) -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
 def record(config: Config, jobs: Sequence[Job], path: Path, seconds: float, title: str) -> int:
