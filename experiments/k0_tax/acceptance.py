@@ -44,21 +44,21 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--out", type=Path, default=HERE / "acceptance.json")
     args = parser.parse_args()
-    runs = {}
+    runs: dict[str, dict[str, Any]] = {}
     for arm in ("stock", "ours", "stale"):
         runs[arm] = run_fresh(run, resolve(args.model), args.head, arm, args.sequences, args.off, args.on, args.k)
-        print(arm, *(f"{row['steps']}: {row['rates']}" for row in rates(runs[arm]["steps"], args.k)), sep="\n  ")
-    same = {arm: one["tokens"] == runs["stock"]["tokens"] for arm, one in runs.items()}
-    print(f"same text as stock: {same}")
-    record = {
-        "schema": SCHEMA,
-        "provenance": provenance.collect(),
-        "arguments": {key: str(value) for key, value in vars(args).items()},
-        "same_text_as_stock": same,
-        "rates": {arm: rates(one["steps"], args.k) for arm, one in runs.items()},
-        "steps": {arm: one["steps"] for arm, one in runs.items()},  # [step]: drafted, accepted by position
-    }
-    args.out.write_text(json.dumps(record) + "\n")
+        same = runs[arm]["tokens"] == runs["stock"]["tokens"]
+        rows = (f"{row['steps']}: {row['rates']} of {row['drafts']}" for row in rates(runs[arm]["steps"], args.k))
+        print(f"{arm}, {'the same text as' if same else 'ANOTHER TEXT THAN'} stock", *rows, sep="\n  ", flush=True)
+        record = {
+            "schema": SCHEMA,
+            "provenance": provenance.collect(),
+            "arguments": {key: str(value) for key, value in vars(args).items()},
+            "same_text_as_stock": {arm: one["tokens"] == runs["stock"]["tokens"] for arm, one in runs.items()},
+            "rates": {arm: rates(one["steps"], args.k) for arm, one in runs.items()},
+            "steps": {arm: one["steps"] for arm, one in runs.items()},  # [step]: drafted, accepted by position
+        }
+        args.out.write_text(json.dumps(record) + "\n")
 
 
 def run(model: Path, head: str, arm: str, sequences: int, off: int, on: int, k: int) -> dict[str, Any]:
