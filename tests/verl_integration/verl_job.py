@@ -17,7 +17,18 @@ SECONDS = 480
 
 
 def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float = SECONDS) -> tuple[int, str]:
-    """Exit status (-1: it took too long) and output of the job; `folder` gets its data and its metrics."""
+    """Exit status (-1: it took too long) and output of the job; `folder` gets its data and its metrics.
+
+    Ray gives its node 30 s to start, whatever else the machine does: that is tried once more.
+    """
+    overrides = list(overrides)
+    status, output = _once(folder, model, overrides, seconds)
+    if "node timed out during startup" in output:
+        status, output = _once(folder, model, overrides, seconds)
+    return status, output
+
+
+def _once(folder: Path, model: Path, overrides: list[str], seconds: float) -> tuple[int, str]:
     write_data(folder)
     command = [
         sys.executable,
