@@ -13,6 +13,7 @@ from rollout_spec.config import ConfigError
 # Imported for every call: none of them may import torch or vLLM before its handler runs.
 COMMANDS = (
     "rollout_spec.bench.command",
+    "rollout_spec.draft.command",
     "rollout_spec.engine.doctor",
     "rollout_spec.model",
     "rollout_spec.profile.command",

@@ -6,6 +6,7 @@ expensive starts. Every fault is a `ConfigError` that names the option, the valu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +20,7 @@ K_MAX_LIMIT = 128
 PolicyName = Literal["off", "fixed", "threshold", "table", "goodput", "budget", "aimd", "bandit", "sweep"]
 DrafterMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa"]
 DRAFTERS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
+DRAFT_HEADS = ("eagle", "eagle3", "mtp")
 
 
 class ConfigError(ValueError):
@@ -64,6 +66,9 @@ class DrafterConfig(_Node):
     prompt_lookup_min: int = Field(2, ge=1)
     prompt_lookup_max: int = Field(5, ge=1)
     suffix: SuffixConfig = SuffixConfig()
+    sampling: Literal["auto", "greedy", "probabilistic"] = "auto"
+    """Draft heads and models at temperature > 0: draft the likeliest token, or sample drafts, of which more are
+    accepted. auto: probabilistic for eagle, eagle3 and mtp. At temperature 0 both draft the likeliest."""
     synthetic_acceptance: list[float] | None = Field(None, min_length=1)
     """P(first j drafts accepted), j = 1 ..: vLLM accepts drafts by these chances, whatever they are (beyond the last
     one they fall at its rate). For measuring without a trained drafter; the text is then not the model's."""
@@ -264,6 +269,51 @@ class SimulateConfig(_Node):
         return check_survival(values)
 
 
+class DraftConfig(_Node):
+    """Training a draft head (`rollout-spec draft train`) on the policy's own responses."""
+
+    minutes: float = Field(35.0, gt=0)
+    """Wall-clock of the whole, generation and features included, sessions added up."""
+    generate_share: float = Field(0.3, gt=0, lt=1)
+    """Of those minutes, at most so much goes to generating responses ..."""
+    responses: int = Field(4000, ge=1)
+    """... and it ends when there are so many, one a prompt."""
+    max_tokens: int = Field(512, ge=2)
+    """Cap on a response."""
+    temperatures: list[float] = Field(default_factory=lambda: [0.0, 1.0], min_length=1)
+    """Responses are sampled at these in turn: those of the rollouts that the head is for."""
+    held_out: int = Field(48, ge=1)
+    """Responses for each temperature on prompts that are not trained on, to judge the head by."""
+    vocabulary: int = Field(4096, ge=1)
+    """Tokens that the head can draft: the most used ones."""
+    aux_layers: list[int] | None = Field(None, min_length=1)
+    """Features are the inputs of these layers of the target; none: vLLM's default (2, half-way, last but two)."""
+    intermediate_size: int | None = Field(None, ge=1)
+    """Of the head's MLP; none: the target's."""
+    unroll: int = Field(3, ge=1)
+    """Draft steps trained ..."""
+    single_share: float = Field(0.25, ge=0, le=1)
+    """... after a first share of the training with one alone, which is cheaper and carries the others."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """Weight of a draft step's loss, of that before it."""
+    overlap: float = Field(0.0, ge=0)
+    """Weight of -log sum min(p, q), the chance of acceptance at temperature 1, beside the cross-entropy."""
+    batch_tokens: int = Field(2048, ge=1)
+    """A training step's, padding included."""
+    rate: float = Field(2e-3, gt=0)
+    """Peak learning rate of output layer and norms (AdamW) ..."""
+    matrix_rate: float = Field(5e-3, gt=0)
+    """... and of the other matrices (Muon)."""
+    weight_decay: float = Field(0.05, ge=0)
+    max_passes: float = Field(8.0, gt=0)
+    """Passes over the responses, at most."""
+    features_gib: float = Field(6.0, gt=0)
+    """Memory for features; responses beyond are not trained on."""
+    threads: int | None = Field(None, ge=1)
+    """Of torch; none: as many as there are cores."""
+    seed: int = Field(0, ge=0)
+
+
 class Config(_Node):
     model: str = "smollm2-135m"
     engine: EngineConfig = EngineConfig()
@@ -275,6 +325,7 @@ class Config(_Node):
     bench: BenchConfig = BenchConfig()
     profile: ProfileConfig = ProfileConfig()
     simulate: SimulateConfig = SimulateConfig()
+    draft: DraftConfig = DraftConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -333,12 +384,14 @@ def check_table(rows: Iterable[Iterable[int]]) -> list[tuple[int, int, int]]:
 Override = Annotated[str, "key.path=value"]
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[Override] = ()) -> Config:
-    """Read a YAML file (None: all defaults), apply `a.b=value` overrides (values are YAML), validate.
+def load_config(
+    path: str | Path | None = None, overrides: Iterable[Override] = (), base: Mapping[str, Any] | None = None
+) -> Config:
+    """Read a YAML file (None: `base`, or all defaults), apply `a.b=value` overrides (values are YAML), validate.
 
     Raises ConfigError on an unreadable file, an unknown key or a bad value.
     """
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = copy.deepcopy(dict(base or {}))
     source = "command line"
     if path is not None:
         source = str(path)

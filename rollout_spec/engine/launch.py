@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from rollout_spec.config import Config, ConfigError, DrafterConfig, PolicyConfig
+from rollout_spec.config import DRAFT_HEADS, Config, ConfigError, DrafterConfig, PolicyConfig
 from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.engine.identity import load_profile
 from rollout_spec.model import resolve
@@ -24,6 +24,13 @@ def speculative_config(drafter: DrafterConfig) -> dict[str, Any]:
         spec["model"] = str(resolve(drafter.model))
     if drafter.method == "ngram":
         spec |= {"prompt_lookup_min": drafter.prompt_lookup_min, "prompt_lookup_max": drafter.prompt_lookup_max}
+    if drafter.sampling != "auto":
+        spec["draft_sample_method"] = drafter.sampling
+    elif drafter.method in DRAFT_HEADS and drafter.synthetic_acceptance is None:
+        spec["draft_sample_method"] = "probabilistic"
+    if drafter.method in DRAFT_HEADS and drafter.model is not None:
+        # Else the target's load format holds for the head too: with verl's `dummy` it would stay random.
+        spec["draft_load_config"] = {"load_format": "auto"}
     if drafter.synthetic_acceptance is not None:
         rates = AcceptanceCurve.from_positions(drafter.synthetic_acceptance, drafter.k_max).survival
         spec |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates)}

@@ -1,0 +1,56 @@
+"""Which prompts a head is trained on, and which never: the benchmark's, the profiler's and those it is judged by.
+
+A prompt is known by its id, the hash of its question, so that none comes back with other words around it. The ids that
+a head was trained on are kept with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rollout_spec.config import Config, WorkloadConfig
+from rollout_spec.workload import Prompt, build_workload, generate_prompts
+
+# Prompts of a benchmark run, and its repeats, that are kept out; a run asks for fewer of both.
+BENCH_PROMPTS, BENCH_REPEATS = 256, 32
+# The profiler's held-out repeat (`rollout_spec.profile.run.HELD_OUT_REPEAT`).
+PROFILE_REPEAT = 2_000_000
+# Far from the seeds of the training prompts.
+HELD_OUT_SEED = 7_919
+
+
+class Split(NamedTuple):
+    training: list[Prompt]
+    held_out: list[Prompt]
+
+
+def split_prompts(config: Config) -> Split:
+    """As many as `config.draft` asks for; no question is in both, or in the benchmark's of this configuration."""
+    options = config.draft
+    avoid = benchmark_ids(config)
+    held_out = unseen_prompts(options.held_out, HELD_OUT_SEED + options.seed, avoid)
+    avoid |= {prompt.id for prompt in held_out}
+    return Split(unseen_prompts(options.responses, options.seed, avoid), held_out)
+
+
+def benchmark_ids(config: Config) -> set[str]:
+    """Questions of the benchmark and the profiler at the seeds of this configuration, reasoning and copying."""
+    ids: set[str] = set()
+    runs = [(config.bench.seed, repeat) for repeat in range(BENCH_REPEATS)] + [(config.profile.seed, PROFILE_REPEAT)]
+    for name in ("natural", "mixed"):
+        load = WorkloadConfig(name=name, num_prompts=BENCH_PROMPTS, n=1)
+        for seed, repeat in runs:
+            ids |= {group.prompt_id for group in build_workload(load, seed, repeat).groups}
+    return ids
+
+
+def unseen_prompts(count: int, seed: int, avoid: Iterable[str]) -> list[Prompt]:
+    """`count` prompts of the benchmark's kind, without those of the ids in `avoid`."""
+    forbidden = set(avoid)
+    wanted = count
+    while True:
+        fresh = [prompt for prompt in generate_prompts(wanted, seed) if prompt.id not in forbidden]
+        if len(fresh) >= count:
+            return fresh[:count]
+        wanted += count - len(fresh) + 16
