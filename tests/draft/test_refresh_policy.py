@@ -35,8 +35,8 @@ def view(*rollouts: RolloutSeen, cost: float = 5.0, tokens: int = 10**6, failure
     return RefreshView(rollouts, len(rollouts), tokens, cost, failures)
 
 
-def falling(count: int, per_rollout: float = 0.02) -> list[RolloutSeen]:
-    return [seen((0.8 - per_rollout * index, 0.7 - per_rollout * index)) for index in range(count)]
+def falling(count: int, per_rollout: float = 0.02, drafts: int = 4000) -> list[RolloutSeen]:
+    return [seen((0.8 - per_rollout * index, 0.7 - per_rollout * index), drafts) for index in range(count)]
 
 
 def until_refresh(rollouts: list[RolloutSeen], **options: float) -> int | None:
@@ -100,7 +100,7 @@ def test_noise_alone_hardly_ever_refreshes() -> None:
 
 def test_what_was_lost_pays_for_the_refresh() -> None:
     """Loss per rollout grows evenly: the cycle ends near sqrt(2 cost / slope), the cheapest one."""
-    rollouts = falling(30)
+    rollouts = falling(30, drafts=10**6)  # hardly any noise to wait for
     waited = [until_refresh(rollouts, cost=cost) for cost in (0.3, 1.0, 3.0, 9.0)]
     assert None not in waited
     assert waited == sorted(waited)
