@@ -84,6 +84,11 @@ class DraftRefresh:
         """The last one."""
         self._go_on()
 
+    @property
+    def head(self) -> Path:
+        """The folder of the head in the engine."""
+        return self._head
+
     # -- what a trainer calls
 
     def after_rollout(self, rollouts: Iterable[Rollout], temperature: float | None = None) -> RefreshDecision:

@@ -25,7 +25,7 @@ from rollout_spec.draft.samples import Sample
 
 K = 3
 # Passes end the training, not the clock, so that a busy machine trains the same head.
-DRAFT = DraftConfig(max_passes=12, batch_tokens=1024)
+DRAFT = DraftConfig(max_passes=30, batch_tokens=1024)
 OPTIONS = RefreshConfig(seconds=1e5, timeout=2e5, rate_share=2.0)
 
 
