@@ -1,6 +1,6 @@
 """A policy that really moves, and the acceptance of draft heads that follow it or do not.
 
-    python experiments/drift/run.py --head out/draft/head --out out/drift     # hours on 2 cores; goes on where it stopped
+    python experiments/drift/run.py --head out/draft/head --out out/drift   # hours on 2 cores; resumes
 
 GRPO on arithmetic problems whose answers are checked, SmolLM2-135M. The head in the engine is refreshed by
 measurement; beside it, on the same responses: one that never is, one that is every n updates, and suffix trees over the
