@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +14,7 @@ from rollout_spec.draft.refresh_policy import (
     Every,
     Measured,
     Never,
+    RefreshPolicy,
     RefreshView,
     RolloutSeen,
     acceptance,
@@ -174,3 +176,44 @@ def test_names_make_policies() -> None:
 def test_options_are_checked(options: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_config({"refresh": options})
+
+
+def paid(policy: RefreshPolicy, drift: Callable[[int], float], cost: float, rollouts: int = 240) -> float:
+    """Seconds lost to stale heads and to refreshes. `drift`: the share of its rate that a draft of a head so many
+    updates old has lost."""
+    rng, lost, age = random.Random(4), 0.0, 0
+    history: list[RolloutSeen] = []
+    for _ in range(rollouts):
+        rates = (0.75 * (1 - drift(age)), 0.65 * (1 - drift(age)))
+        drafts, survival, accepted = 1500, 1.0, []
+        for rate in rates:
+            survival *= rate
+            accepted.append(sum(rng.random() < survival for _ in range(drafts)))
+        history.append(RolloutSeen(20, 12, 5, (drafts,) * 2, tuple(accepted)))
+        best = 1 + 0.75 + 0.75 * 0.65
+        lost += 12 * (1 - (1 + rates[0] + rates[0] * rates[1]) / best)
+        age += 1
+        if policy.decide(RefreshView(tuple(history), age, 10**6, cost)).refresh:
+            lost, age, history = lost + cost, 0, []
+    return lost
+
+
+@pytest.mark.parametrize("cost", [2.0, 8.0])
+@pytest.mark.parametrize("per_update", [0.0, 0.004, 0.03], ids=["none", "slow", "fast"])
+def test_it_costs_hardly_more_than_the_best_interval_in_hindsight(per_update: float, cost: float) -> None:
+    def drift(age: int) -> float:
+        return min(per_update * age, 0.6)
+
+    best = min(paid(policy, drift, cost) for policy in (Never(), *(Every(n) for n in (1, 2, 3, 5, 8, 12, 20, 30, 50))))
+    assert paid(Measured(1), drift, cost) <= 1.35 * best
+
+
+def test_a_blow_is_noticed_by_the_first_rollout_that_takes_it() -> None:
+    """Whoever refreshes just before each blow pays less, but has to know when they come."""
+
+    def blow(age: int) -> float:
+        return 0.5 * (age > 12)
+
+    once = paid(Never(), blow, 2.0, rollouts=14)
+    blows = 240 // 14
+    assert paid(Measured(1), blow, 2.0) == pytest.approx(blows * (once + 2.0), rel=0.05)
