@@ -318,6 +318,51 @@ class DraftConfig(_Node):
     seed: int = Field(0, ge=0)
 
 
+class RefreshConfig(_Node):
+    """Keeping a draft head in step with a policy that moves (`rollout_spec.rollout.draft_refresh`).
+
+    It is trained on in its own process, from the head in the engine, on the latest rollouts; rates and shape of the
+    training are those of `draft`.
+    """
+
+    policy: Literal["measured", "every", "drain", "never"] = "measured"
+    """measured: when what rollouts lose to a stale head outweighs the cost; every: after so many updates; drain: in the
+    tail of a rollout, when cores are idle; never."""
+    every: int = Field(10, ge=1)
+    """every: updates of the policy."""
+    drain_share: float = Field(0.25, gt=0, le=1)
+    """drain: of engine.max_num_seqs, at most so many sequences still run."""
+    min_tokens: int = Field(20_000, ge=1)
+    """measured, drain: tokens of new rollouts, prompts included, before another refresh."""
+    seconds: float = Field(60.0, gt=0)
+    """Of training, without the forward pass of the policy before it."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds after which the process is ended and the old head stays."""
+    threads: int = Field(1, ge=1)
+    nice: int = Field(10, ge=0, le=19)
+    """Priority of the process beside the engine's, 19 the lowest."""
+    tokens: int = Field(50_000, ge=1)
+    """Trained on at most, prompts included: the newest, short and long responses alike."""
+    rate_share: float = Field(0.5, gt=0)
+    """Of the learning rates of `draft`: the head is trained already."""
+    buffer_tokens: int = Field(300_000, ge=1)
+    """Rollouts kept, prompts included."""
+    buffer_versions: int = Field(8, ge=1)
+    """Policy versions kept."""
+    folder: str | None = None
+    """For rollouts, heads and decisions, to go on from after a restart; none: a temporary one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.seconds >= self.timeout:
+            raise ValueError(f"timeout {self.timeout:g} must be above seconds {self.seconds:g}, the training alone")
+        if self.min_tokens > self.buffer_tokens:
+            raise ValueError(
+                f"min_tokens {self.min_tokens} is above buffer_tokens {self.buffer_tokens}: no refresh would begin"
+            )
+        return self
+
+
 class Config(_Node):
     model: str = "smollm2-135m"
     engine: EngineConfig = EngineConfig()
@@ -330,6 +375,7 @@ class Config(_Node):
     profile: ProfileConfig = ProfileConfig()
     simulate: SimulateConfig = SimulateConfig()
     draft: DraftConfig = DraftConfig()
+    refresh: RefreshConfig = RefreshConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -83,6 +83,11 @@ class Resident:
         self.lost = "target" in changed
         return mended
 
+    @property
+    def takes_in_flight(self) -> bool:
+        """Tokens of running requests can be told apart by version."""
+        return self._in_process and not self._engine.vllm_config.scheduler_config.async_scheduling
+
     def require(self) -> None:
         """RuntimeError if the target's weights are gone: nothing may be sampled."""
         if self.lost:
@@ -104,7 +109,7 @@ class Resident:
                 f"weights: {count} requests still run on policy version {self.versions.policy}; let them finish, abort "
                 "them, or choose another mode"
             )
-        if not self._in_process or self._engine.vllm_config.scheduler_config.async_scheduling:
+        if not self.takes_in_flight:
             raise RuntimeError(
                 f"weights: {count} requests still run, and in mode {mode!r} their tokens can only be told apart by "
                 "version with engine.in_process=true and engine.extra.async_scheduling=false"

@@ -203,6 +203,11 @@ class RolloutWorker:
     # -- weights
 
     @property
+    def takes_in_flight(self) -> bool:
+        """Weights can change while requests run."""
+        return self._resident.takes_in_flight
+
+    @property
     def policy_version(self) -> int:
         """Of the target's weights in the engine; 0 at the start."""
         return self._resident.versions.policy
@@ -276,10 +281,17 @@ class RolloutWorker:
 
     # -- the rest
 
+    def controller_status(self) -> dict[str, Any] | None:
+        """The controller's raw counters since start (`ControlLoop.status`), at most a second old while requests run.
+
+        None without the plug-in.
+        """
+        status: dict[str, Any] | None = json.loads(self._status.read_text()) if self._status.exists() else None
+        return status
+
     def metrics(self) -> dict[str, float]:
         """Counters since start under vLLM's and verl's names, and the controller's own (`rollout_spec/...`)."""
-        status = json.loads(self._status.read_text()) if self._status.exists() else None
-        return worker_metrics(self._engine.get_metrics(), status) | {
+        return worker_metrics(self._engine.get_metrics(), self.controller_status()) | {
             "rollout/policy_version": float(self.policy_version),
             "rollout/draft_version": float(self.draft_version),
             "rollout/weight_update_seconds": self._resident.update_seconds,

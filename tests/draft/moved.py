@@ -1,0 +1,100 @@
+"""A policy that moves: a tiny Llama that has learnt a chain of tokens, and the same one trained on to another chain.
+
+After token t comes chain[t] in nine of ten cases, else any token: a head can learn it in seconds, and one that learnt
+another chain is almost always wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import torch
+
+from rollout_spec.draft.checkpoint import save_head
+from rollout_spec.draft.features import Target, channel_scale, extract
+from rollout_spec.draft.loss import Shared
+from rollout_spec.draft.model import Eagle3Head
+from rollout_spec.draft.samples import Sample
+from rollout_spec.draft.shape import HeadShape
+from rollout_spec.draft.target import read_target
+
+VOCABULARY, PROMPT, LENGTH = 64, 6, 40
+
+
+def chain_story(chain: int, rng: Random, length: int = LENGTH) -> list[int]:
+    following = Random(chain).sample(range(3, VOCABULARY), VOCABULARY - 3)
+    tokens = [1, rng.randrange(3, VOCABULARY)]
+    while len(tokens) < length:
+        usual = rng.random() < 0.9
+        tokens.append(following[tokens[-1] - 3] if usual else rng.randrange(3, VOCABULARY))
+    return tokens
+
+
+def trained(chain: int, out: Path, start: Path | None = None, steps: int = 150) -> Path:
+    """A target that has learnt the chain, from nothing or from another target; three layers, 0.15M parameters."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    if start is None:
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=2,
+            tie_word_embeddings=True,
+        )
+        model = LlamaForCausalLM(config)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True)
+    rng = Random(chain)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-3 * max(0.05, 1 - step / steps)
+        batch = torch.tensor([chain_story(chain, rng) for _ in range(16)])
+        optimizer.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.to(torch.bfloat16).save_pretrained(out)
+    return out
+
+
+@torch.inference_mode()
+def responses(target: Path, count: int, seed: int) -> list[Sample]:
+    """Sampled by the target itself at temperature 1."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    rng = Random(seed)
+    prompts = torch.tensor([[1] + [rng.randrange(3, VOCABULARY) for _ in range(PROMPT - 1)] for _ in range(count)])
+    torch.manual_seed(seed)
+    made = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=LENGTH,
+        min_new_tokens=LENGTH,
+    )
+    rows = made.tolist()
+    return [Sample(f"{seed}-{i}", row[:PROMPT], row[PROMPT:], 1.0, False) for i, row in enumerate(rows)]
+
+
+def untrained_head(folder: Path, samples: list[Sample], out: Path) -> Path:
+    """What training starts from, made to fit the target's features."""
+    shape = HeadShape.for_target(read_target(str(folder)).config, VOCABULARY - 2, None, None)
+    target, ids = Target(folder, shape.aux_layers), torch.arange(2, VOCABULARY)
+    torch.manual_seed(0)
+    head = Eagle3Head(shape)
+    head.initialise(target.norm, Shared.of(target.embedding, target.output, ids).rows)
+    head.scale_features(1 / channel_scale(extract(target, samples[:16], 4096)))
+    save_head(out, head, ids, {})
+    return out

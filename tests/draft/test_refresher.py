@@ -1,0 +1,167 @@
+"""Refreshes in their own process, of a real head for a policy that really moved."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from moved import VOCABULARY, responses, trained, untrained_head
+
+from rollout_spec.config import ConfigError, DraftConfig, RefreshConfig
+from rollout_spec.draft.acceptance import judge_samples
+from rollout_spec.draft.checkpoint import load_head
+from rollout_spec.draft.features import Target
+from rollout_spec.draft.loss import Shared
+from rollout_spec.draft.refresh_job import split
+from rollout_spec.draft.refresher import Outcome, Refresher
+from rollout_spec.draft.replay import Kept
+from rollout_spec.draft.samples import Sample
+
+K = 3
+# Passes end the training, not the clock, so that a busy machine trains the same head.
+DRAFT = DraftConfig(max_passes=30, batch_tokens=1024)
+OPTIONS = RefreshConfig(seconds=1e5, timeout=2e5, rate_share=2.0)
+
+
+class Moved(NamedTuple):
+    before: Path
+    after: Path
+    untrained: Path
+    samples_before: list[Sample]
+    samples_after: list[Sample]
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Moved:
+    folder = tmp_path_factory.mktemp("moved")
+    before = trained(1, folder / "before")
+    after = trained(2, folder / "after", start=before, steps=80)
+    first, second = responses(before, 128, 1000), responses(after, 128, 2000)
+    return Moved(before, after, untrained_head(before, first, folder / "untrained"), first, second)
+
+
+def kept(samples: list[Sample], version: int = 0) -> list[Kept]:
+    return [Kept(sample, version) for sample in samples]
+
+
+def finish(refresher: Refresher) -> Outcome:
+    while (outcome := refresher.poll()) is None:
+        time.sleep(0.05)
+    assert not refresher.running
+    assert refresher.poll() is None
+    return outcome
+
+
+def predicted(head: Path, policy: Path, samples: list[Sample]) -> float:
+    """On responses that no head was trained on."""
+    saved = load_head(head)
+    target = Target(policy, saved.head.shape.aux_layers)
+    shared = Shared.of(target.embedding, target.output, saved.ids)
+    [*_, row] = judge_samples(saved.head.bfloat16(), shared, target, samples, 4096, K)
+    return float(row["acceptance_length"])
+
+
+@pytest.mark.slow
+def test_a_moved_policy_makes_the_head_stale_and_a_refresh_brings_it_back(moved: Moved, tmp_path: Path) -> None:
+    refresher = Refresher(tmp_path, OPTIONS, DRAFT)
+    refresher.start(moved.before, moved.untrained, kept(moved.samples_before), K, 0)
+    first = finish(refresher)
+    assert first.head is not None, first.problem
+    unseen = responses(moved.before, 24, 7000), responses(moved.after, 24, 8000)
+    assert predicted(first.head, moved.before, unseen[0]) > 2.5
+    frozen = predicted(first.head, moved.after, unseen[1])
+    assert frozen < 1.5
+
+    refresher.start(moved.after, first.head, kept(moved.samples_after, 1), K, 1)
+    second = finish(refresher)
+    assert second.head is not None, second.problem
+    assert predicted(second.head, moved.after, unseen[1]) > frozen + 1.0
+    assert second.policy_version == 1
+    assert second.before == pytest.approx(frozen, abs=0.3)
+    assert second.after is not None
+    assert second.after > 2.5
+    assert second.cost > 0
+    known = load_head(second.head).provenance
+    assert known["init"] == str(first.head)
+    assert known["target"]["policy_version"] == 1
+
+    # The head that the next one starts from stays, what is older goes.
+    refresher.start(moved.after, second.head, kept(moved.samples_after[:1]), K, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["refresh-2", "refresh-3"]
+    assert "it takes two prompts" in finish(refresher).problem
+
+
+def test_a_head_that_is_no_better_is_not_offered(moved: Moved, tmp_path: Path) -> None:
+    still = DRAFT.model_copy(update={"max_passes": 0.1, "rate": 1e-12, "matrix_rate": 1e-12, "weight_decay": 0.0})
+    refresher = Refresher(tmp_path, OPTIONS, still)
+    refresher.start(moved.before, moved.untrained, kept(moved.samples_before[:40]), K, 0)
+    outcome = finish(refresher)
+    assert outcome.head is None
+    assert outcome.before == outcome.after
+    assert "no better" in outcome.problem
+
+
+def test_bad_data_is_named(moved: Moved, tmp_path: Path) -> None:
+    beyond = [Sample("a", [1, 2], [VOCABULARY + 5] * 9, 1.0, True), Sample("b", [1], [4] * 9, 1.0, True)]
+    refresher = Refresher(tmp_path, OPTIONS, DRAFT)
+    refresher.start(moved.before, moved.untrained, kept(beyond), K, 0)
+    outcome = finish(refresher)
+    assert outcome.head is None
+    assert "index out of range" in outcome.problem
+    (moved.untrained.parent / "broken").mkdir()
+    refresher.start(moved.before, moved.untrained.parent / "broken", kept(moved.samples_before), K, 0)
+    assert "config.json" in finish(refresher).problem
+
+
+def test_a_killed_process_and_one_that_takes_too_long_are_told(moved: Moved, tmp_path: Path) -> None:
+    refresher = Refresher(tmp_path, OPTIONS, DRAFT)
+    refresher.start(moved.before, moved.untrained, kept(moved.samples_before), K, 0)
+    [child] = jobs_of(os.getpid())
+    child.kill()
+    killed = finish(refresher)
+    assert (killed.head, "signal 9" in killed.problem) == (None, True)
+
+    slow = Refresher(tmp_path, RefreshConfig(seconds=1e-3, timeout=2e-3), DRAFT)
+    slow.start(moved.before, moved.untrained, kept(moved.samples_before), K, 0)
+    late = finish(slow)
+    assert (late.head, "refresh.timeout" in late.problem) == (None, True)
+    assert not jobs_of(os.getpid())
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from rollout_spec.config import DraftConfig, RefreshConfig
+from rollout_spec.draft.refresher import Refresher
+refresher = Refresher(Path(sys.argv[1]), RefreshConfig(seconds=1e5, timeout=2e5), DraftConfig(max_passes=1e6))
+refresher.start(Path(sys.argv[2]), Path(sys.argv[3]), [], 3, 0)
+print(refresher._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_it_ends_with_its_parent(moved: Moved, tmp_path: Path) -> None:
+    arguments = [str(tmp_path), str(moved.before), str(moved.untrained)]
+    done = subprocess.run([sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    psutil.wait_procs([psutil.Process(int(done.stdout))] if psutil.pid_exists(int(done.stdout)) else [], timeout=120)
+    assert not psutil.pid_exists(int(done.stdout)) or psutil.Process(int(done.stdout)).status() == "zombie"
+
+
+def test_responses_to_one_prompt_are_not_judged_by_and_trained_on() -> None:
+    samples = [Sample(f"p{i % 17}", [1], [i], 1.0, True) for i in range(100)]
+    training, judging = split(samples)
+    assert len(training) + len(judging) == 100
+    assert not {s.prompt_id for s in training} & {s.prompt_id for s in judging}
+    assert 0 < len(judging) < 30
+    with pytest.raises(ConfigError, match="1 prompts"):
+        split(samples[:1])
+
+
+def jobs_of(parent: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(parent).children() if "refresh_job" in " ".join(child.cmdline())]
