@@ -32,7 +32,9 @@ bench ngram_t0_heavy ngram_t0 $ngram off,fixed:1,fixed:3,fixed:5,table,goodput,f
 profile head_t1 $head --set sampling.temperature=1 "${head_t1[@]:2}"
 bench head_t1_heavy head_t1 $head $arms "${head_t1[@]}"
 bench head_t1_clipped head_t1 $head $arms --workload clipped_math "${head_t1[@]}"
-bench mixed ngram_t0 $ngram off,fixed:3,goodput,budget --workload mixed --set workload.max_tokens=256
+# Without a profile: this one ran alone, after tokens were weighed by what they are worth for the end of the rollout.
+$bin/rollout-spec bench --config $ngram --out "$here/mixed" --arms off,fixed:3,goodput,budget --workload mixed \
+  --set workload.max_tokens=256 --set bench.warmup_tokens=24
 profile ngram_t0_again $ngram --set profile.rounds=5
 bench ngram_t0_clipped ngram_t0_again $ngram off,fixed:3,fixed:5,table,goodput --workload clipped_math
 
