@@ -109,6 +109,7 @@ class HeadShape:
             "tie_word_embeddings": False,
             "norm_before_residual": False,
             "eagle_aux_hidden_state_layer_ids": list(layers),
+            "num_aux_hidden_states": len(layers),  # vLLM takes 3 for granted
             "dtype": "bfloat16",
         }
 
