@@ -155,7 +155,7 @@ def test_the_law_of_sampled_tokens_is_unchanged(tiny_model: Path) -> None:
 
 
 def test_the_law_is_unchanged_with_a_head_that_samples_its_drafts(tmp_path: Path) -> None:
-    """K changes at every step, so that the head misses steps and catches up; its drafts are a narrow law of their own."""
+    """K changes at every step, so that the head misses steps and catches up; its drafts are a law of their own."""
     target, head = random_pair(tmp_path)
     weights = load_file(head / "model.safetensors")
     save_file(weights | {"lm_head.weight": 4 * weights["lm_head.weight"]}, head / "model.safetensors", {"format": "pt"})
