@@ -44,8 +44,8 @@ REFILL = 2
 # Slow start: where no longer draft than K was measured at about this batch, none longer than this times K, plus 1,
 # is tried: one step of a long draft in a full batch can cost ten.
 SLOW_START = 2
-# After new weights a request's own record keeps this share, and after a jump of acceptance this.
-FADE, FADE_JUMP = 0.3, 0.05
+# After new weights a request's own record keeps this share; after a jump of acceptance, none.
+FADE = 0.3
 # Above this K only every fourth or so is considered: their acceptance hardly differs.
 DENSE_K = 8
 
@@ -170,7 +170,7 @@ class Goodput:
         self.acceptance.observe(result.k, result.speculated, drafted, accepted)
         if self.acceptance.jumps > self._jumps:
             self._jumps = self.acceptance.jumps
-            self.worth.rates.fade(FADE_JUMP)
+            self.worth.rates.fade(0.0)
 
     def policy_updated(self) -> None:
         """New weights: what was accepted under the old ones counts for less."""
