@@ -20,5 +20,5 @@ def test_every_token_is_that_of_the_version_it_names(tmp_path: Path) -> None:
     done = result["done"]
     assert done["updates abort_resume while requests run"] > 0
     assert done["updates in_flight while requests run"] > 0
-    assert sum(count for what, count in done.items() if what.startswith("refused")) > 3
+    assert sum(count for what, count in done.items() if what.startswith("refused")) >= 3
     assert result["metrics"]["rollout_spec/controller_failed"] == 0

@@ -90,7 +90,8 @@ print(json.dumps({name: getattr(read, name) for name in given}))
 """
     given = rollout().engine_kwargs["vllm"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
-    environment = {**os.environ, "PYTHONPATH": path, **ENVIRONMENT}
+    # Off line vLLM looks for its default model while it reads arguments, and other tests leave that switched on.
+    environment = {**os.environ, "PYTHONPATH": path, **ENVIRONMENT, "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
