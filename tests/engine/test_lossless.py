@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fresh import engine, run_fresh, scheduler_of
-from heads import random_pair
+from heads import look_up_pair
 from policies import Cycle
 from safetensors.torch import load_file, save_file
 
@@ -155,16 +156,19 @@ def test_the_law_of_sampled_tokens_is_unchanged(tiny_model: Path) -> None:
 
 
 def test_the_law_is_unchanged_with_a_head_that_samples_its_drafts(tmp_path: Path) -> None:
-    """K changes at every step, so that the head misses steps and catches up; its drafts are a law of their own."""
-    target, head = random_pair(tmp_path)
-    weights = load_file(head / "model.safetensors")
-    save_file(weights | {"lm_head.weight": 4 * weights["lm_head.weight"]}, head / "model.safetensors", {"format": "pt"})
+    """K changes at every step, so that the head misses steps and catches up. It drafts what followed the last token
+    before, which is where `p_value` looks for a sampler that is partial to drafts.
+    """
+    target, head = look_up_pair(tmp_path)
+    weights = load_file(target / "model.safetensors")
+    broad = 0.25 * torch.randn(weights["lm_head.weight"].shape, generator=torch.Generator().manual_seed(0))
+    save_file(weights | {"lm_head.weight": broad}, target / "model.safetensors", {"format": "pt"})
     reference, _ = run_fresh(samples, target, None)
     drawn, accepted = run_fresh(samples, target, "eagle3", head=head)
     assert accepted > 1000, "hardly speculated"
     assert p_value(reference, drawn) > 1e-3
-    # That a biased sampler is caught is shown with n-grams, above: the sampler is the same, and these drafts follow no
-    # pattern that the test looks for.
+    biased, _ = run_fresh(samples, target, "eagle3", bias=0.03, head=head)
+    assert p_value(reference, biased) < 1e-6
 
 
 def with_logprobs(model: Path, sampling: SamplingConfig) -> tuple[list[Any], int]:
