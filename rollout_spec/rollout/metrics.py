@@ -56,7 +56,7 @@ def fleet_metrics(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Map
     and weight updates are those that every engine has seen since its start.
     verl's two rates are of all drafts together.
     """
-    gained = [_gain(status, before.get(engine, {})) for engine, status in now.items()]
+    gained = [gain(status, before.get(engine)) for engine, status in now.items()]
     result = {"rollout_spec/engines": float(len(gained))}
     if not gained:
         return result
@@ -89,7 +89,8 @@ COUNTERS = (
 )
 
 
-def _gain(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def gain(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The COUNTERS of what happened between two statuses of an engine; `before` None: since its start."""
     return {name: _minus(now[name], before[name]) if before else now[name] for name in COUNTERS}
 
 
