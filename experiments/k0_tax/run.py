@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -125,11 +124,7 @@ def start(model: str, head: Path, max_batch: int, folder: Path) -> dict[str, Eng
     engines = {}
     for name, (drafter, policy) in arms.items():
         engines[name] = EngineProcess(config, ArmSpec(name, "off", drafter, policy), folder / f"{name}.log")
-        try:
-            engines[name].wait_ready()
-        except Exception:
-            print((folder / f"{name}.log").read_text()[-4000:], file=sys.stderr)
-            raise
+        engines[name].wait_ready()
     return engines
 
 
