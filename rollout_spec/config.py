@@ -149,8 +149,8 @@ class WorkloadConfig(_Node):
     """What the benchmark generates: groups of `n` samples for each of `num_prompts` prompts."""
 
     name: str = "heavy_tail"
-    """heavy_tail, clipped_math, drain_curve; natural, or mixed (every other prompt asks for copying), both as long as
-    the model makes them; or a path to a .jsonl file."""
+    """heavy_tail, clipped_math, drain_curve; natural, or mixed (natural, with copying 0.5), both as long as the model
+    makes them; or a path to a .jsonl file."""
     num_prompts: int = Field(8, ge=1)
     n: int = Field(4, ge=1)
     scale: float = Field(0.02, gt=0)
@@ -159,6 +159,8 @@ class WorkloadConfig(_Node):
     """natural, mixed, and lines of a file without `output_tokens`: the cap on a response."""
     min_tokens: int = Field(1, ge=1)
     """A scaled length is at least this."""
+    copying: float = Field(0.0, ge=0, le=1)
+    """Share of the prompts, evenly spread, that ask for their own text again with a small change."""
 
 
 class BenchConfig(_Node):

@@ -39,7 +39,9 @@ class StepTimes:
     prefill_token_seconds: float = 0.0
     """Computing one prompt token."""
     hiccups: float = 1.0
-    """Mean over median step time: a simulation must reckon with hiccups, a choice of K must not."""
+    """Mean step of a rollout over the median times above: a simulation must reckon with it, a choice of K must not."""
+    off_hiccups: float | None = None
+    """The same without a drafter; None: as with one."""
 
     def __post_init__(self) -> None:
         for name, axis in (("batch", self.batch), ("k", self.k), ("context", self.context)):
@@ -80,6 +82,7 @@ class StepTimes:
             by_position=tuple(float(value) for value in data.get("by_position", (1.0,))),
             prefill_token_seconds=float(data.get("prefill_token_seconds", 0.0)),
             hiccups=float(data.get("hiccups", 1.0)),
+            off_hiccups=None if data.get("off_hiccups") is None else float(data["off_hiccups"]),
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -119,7 +122,9 @@ class StepTimes:
         if not self.off_seconds:
             return self
         taxed = zip(self.seconds, self.drafter_tax(), strict=True)
-        return replace(self, k=(0,), seconds=tuple((tuple(t / tax for t in plane[0]),) for plane, tax in taxed))
+        seconds = tuple((tuple(t / tax for t in plane[0]),) for plane, tax in taxed)
+        hiccups = self.hiccups if self.off_hiccups is None else self.off_hiccups
+        return replace(self, k=(0,), seconds=seconds, hiccups=hiccups)
 
     def drafter_tax(self) -> list[float]:
         """K=0 with the drafter loaded over no drafter, a batch each; empty if not measured."""

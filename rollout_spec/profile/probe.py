@@ -83,6 +83,24 @@ def rollout(worker: RolloutWorker, log: StepLog, trace: Path, groups: list[Group
     return read_steps(trace, offset)[0]
 
 
+def plain_rollout(worker: RolloutWorker, log: StepLog, groups: list[Group]) -> list[StepResult]:
+    """Generate `groups`, which fit in one batch, on an engine without our scheduler; the steps that only decode."""
+    from rollout_spec.engine.requests import prompt_token_ids
+
+    prompts = [
+        len(prompt_token_ids(lambda: worker.tokenizer, group.prompt)) for group in groups for _ in range(group.n)
+    ]
+    log.take()
+    generate(worker, groups)
+    mean, steps = sum(prompts) / len(prompts), []
+    for number, (before, step) in enumerate(pairwise(log.take()), start=1):
+        live = before.remaining
+        if live and step.output_tokens == live:
+            context = round(live * (mean + number))
+            steps.append(StepResult(step.ended - before.ended, live, 0, 0, 0, (), (), 0, context))
+    return steps
+
+
 def _submit(worker: RolloutWorker, batch: int, context: int, seed: int) -> list[str]:
     longest = worker.config.engine.max_model_len - context - worker.config.drafter.k_max - 1
     prompts = [_prompt(worker, context, Random(seed * 100_003 + i)) for i in range(batch)]

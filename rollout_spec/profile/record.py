@@ -36,11 +36,20 @@ class Profile:
     prefill_token_seconds: float
     acceptance: Acceptance
     config: dict[str, Any] = field(default_factory=dict)
+    rollout_level: float | None = None
+    """Mean step of a held-out rollout over what the cells say of it (`profile.level`); None: not measured."""
+    off_level: float | None = None
+    """The same without a drafter."""
 
     def step_times(self) -> StepTimes:
         """What the controller and the simulator start from."""
         times = as_step_times(self.cells, self.off, self.acceptance)
-        return replace(times, prefill_token_seconds=self.prefill_token_seconds)
+        return replace(
+            times,
+            prefill_token_seconds=self.prefill_token_seconds,
+            hiccups=self.rollout_level or times.hiccups,
+            off_hiccups=self.off_level,
+        )
 
     def table(self) -> list[tuple[int, int, int]]:
         """The K with the most tokens a second for each batch, as vLLM's `num_speculative_tokens_per_batch_size`."""
@@ -72,6 +81,8 @@ class Profile:
             "off": {str(batch): seconds for batch, seconds in self.off.items()},
             "prefill_token_seconds": self.prefill_token_seconds,
             "acceptance": asdict(self.acceptance),
+            "rollout_level": self.rollout_level,
+            "off_level": self.off_level,
             "step_times": self.step_times().to_mapping(),
             "exports": {
                 "num_speculative_tokens_per_batch_size": self.table(),
@@ -107,6 +118,8 @@ class Profile:
                 prefill_token_seconds=tree["prefill_token_seconds"],
                 acceptance=acceptance_of(tree["acceptance"]),
                 config=tree["config"],
+                rollout_level=tree.get("rollout_level"),
+                off_level=tree.get("off_level"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"profile {path}: incomplete ({error!r}); measure it again") from error

@@ -25,6 +25,7 @@ from rollout_spec.model import resolve
 from rollout_spec.profile import grid, probe
 from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell, Sample, cells, worst_error
+from rollout_spec.profile.level import level, rows
 from rollout_spec.profile.record import Profile, acceptance_of
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.workload import Group, build_workload
@@ -97,6 +98,11 @@ class Profiler:
                 self._same_engine(about["engine"])
                 self.state["engine"] = about["engine"]
                 self._measure(engine, plain, int(CACHE_SHARE * about["kv_tokens"]))
+                # Together with the drafter's, or the two could not be compared.
+                if self.options.acceptance_prompts and self.config.drafter.synthetic_acceptance is None:
+                    self.state["off_rollout"] = rows(plain.call(probe.plain_rollout, self._rollout()))
+                self.state["complete"] = True
+                self._keep()
             finally:
                 plain.close()
         finally:
@@ -119,8 +125,6 @@ class Profiler:
                     self._batch(engine, size, self.long, LONG_ROUNDS, "long")
                     self._keep()
                     bar.update()
-        self.state["complete"] = True
-        self._keep()
 
     def _next(self, measured: dict[int, list[Cell]]) -> int | None:
         if self.options.batches:
@@ -189,17 +193,27 @@ class Profiler:
         try:
             engine.wait_ready()
             steps = engine.call(probe.rollout, trace, groups)
+            self.state["rollout"] = rows(engine.call(probe.rollout, trace, self._rollout()))
         finally:
             engine.close()
         source = f"{len(groups)} prompts of workload {load.name!r}, seed {self.options.seed}, held out"
         return count(steps, self.k_max, source)
 
+    def _rollout(self) -> list[Group]:
+        """Of the workload's own lengths, as much as runs at once: what a rollout takes beside its steady steps."""
+        prompts = self.config.engine.max_num_seqs // self.config.workload.n
+        load = self.config.workload.model_copy(
+            update={"num_prompts": max(1, min(self.config.workload.num_prompts, prompts))}
+        )
+        return list(build_workload(load, self.options.seed, HELD_OUT_REPEAT + 1).groups)[: load.num_prompts]
+
     def _profile(self) -> Profile:
+        """Levels are of the same minutes as the cells, or of none where measuring them was left out."""
         state = self.state
         found = [cell for key in state["samples"] for cell in self._cells(int(key.split()[0]), key.split()[1])]
         if not found:
             raise ConfigError(f"profile: no batch gave a steady step; the engines' logs are in {self.logs}")
-        return Profile(
+        profile = Profile(
             provenance=provenance.collect(),
             engine=state["engine"],
             k_max=self.k_max,
@@ -209,6 +223,12 @@ class Profiler:
             prefill_token_seconds=prefill_rate(state["prefill"], min(c.seconds for c in found if c.k == 0)),
             acceptance=acceptance_of(state["acceptance"]),
             config=self.config.model_dump(mode="json"),
+        )
+        times = profile.step_times()
+        return dataclasses.replace(
+            profile,
+            rollout_level=level(state.get("rollout", []), times, self.k_max),
+            off_level=level(state.get("off_rollout", []), times.without_drafter(), 1) if profile.off else None,
         )
 
     def _resume(self) -> dict[str, Any]:

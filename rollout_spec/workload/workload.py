@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,17 +74,18 @@ def build_workload(config: WorkloadConfig, seed: int, repeat: int) -> Workload:
 
 
 def _prompts(config: WorkloadConfig, seed: int) -> list[Prompt]:
-    """Reasoning problems; for "mixed" every other one is a task that copies from its prompt."""
-    if config.name != "mixed":
-        return generate_prompts(config.num_prompts, seed)
-    copying = generate_prompts(config.num_prompts // 2, seed, ["copy"])
-    free = generate_prompts(config.num_prompts - len(copying), seed)
-    both = [prompt for pair in zip(free, copying, strict=False) for prompt in pair]
-    return both + free[len(copying) :]
+    """Reasoning problems, and spread among them the share of tasks that copy from their prompt."""
+    share = 0.5 if config.name == "mixed" else config.copying
+    copies = [math.floor((i + 1) * share) > math.floor(i * share) for i in range(config.num_prompts)]
+    copying = iter(generate_prompts(sum(copies), seed, ["copy"]) if share else ())
+    free = iter(generate_prompts(config.num_prompts - sum(copies), seed))
+    return [next(copying if copy else free) for copy in copies]
 
 
 def _read(config: WorkloadConfig, seed: int) -> Workload:
     path = Path(config.name).expanduser()
+    if config.copying:
+        raise ConfigError(f"workload.copying {config.copying}: prompts of a file are what they are; leave it at 0")
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -10,6 +10,7 @@ from rollout_spec.control.policy import StepResult
 from rollout_spec.control.registry import make_policy
 from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell
+from rollout_spec.profile.level import level, rows
 from rollout_spec.profile.record import Profile, as_step_times, best_k
 from rollout_spec.profile.run import held_out, prefill_rate
 from rollout_spec.simulate.acceptance_curve import POSITION_BLOCK
@@ -68,6 +69,30 @@ def test_a_simulation_reckons_with_hiccups_a_choice_does_not():
     one = np.array([8.0])
     ratio = steady(Tabulated(rough, 4), one, 100 * one, 4) / steady(Tabulated(calm, 4), one, 100 * one, 4)
     assert ratio == pytest.approx(1.05)
+
+
+def rollout_of(factor, k, steps=60, count=8):
+    """As a rollout that takes `factor` times what the profile says, after a step that computes prompts."""
+    first = StepResult(9.0, 0, 500, 0, k, (0,) * 4, (0,) * 4, 0)
+    drafted = tuple(count * (j < k) for j in range(4))
+    context = [count * (200 + i) for i in range(steps)]
+    seconds = [factor * step_seconds(count, k, c / count) for c in context]
+    warm = StepResult(8.0, count, 0, 0, k, (0,) * 4, (0,) * 4, 0, context[0])
+    more = [StepResult(s, count, 0, k, k, drafted, (0,) * 4, count, c) for s, c in zip(seconds, context, strict=True)]
+    return [first, warm, *more]
+
+
+def test_a_rollout_longer_than_the_cells_say_is_the_level_of_a_prediction(tmp_path):
+    made = profile()
+    times = made.step_times()
+    got = level(rows(rollout_of(1.07, 4)), times, 4)
+    assert got == pytest.approx(1.07, abs=0.005)
+    assert level(rows(rollout_of(1.07, 4, steps=30)), times, 4) is None
+    made = dataclasses.replace(made, rollout_level=1.07, off_level=1.2)
+    made.save(tmp_path / "profile.json")
+    loaded = Profile.load(tmp_path / "profile.json").step_times()
+    assert (loaded.hiccups, loaded.without_drafter().hiccups) == (1.07, 1.2)
+    assert times.without_drafter().hiccups == times.hiccups  # where no rollout was measured
 
 
 def test_tables_name_the_best_k_for_each_batch():

@@ -176,3 +176,15 @@ def test_mixed_asks_for_copying_every_other_time(count: int) -> None:
     assert [group.prompt_id.startswith("copy-") for group in groups] == [i % 2 == 1 for i in range(count)]
     assert len({group.prompt_id for group in groups}) == count
     assert all(group.output_tokens is None for group in groups)
+
+
+def test_some_prompts_copy_and_lengths_stay_imposed() -> None:
+    plain = build_workload(WorkloadConfig(num_prompts=8, n=2), 3, 0).groups
+    groups = build_workload(WorkloadConfig(num_prompts=8, n=2, copying=0.25), 3, 0).groups
+    assert [group.prompt_id.startswith("copy-") for group in groups] == [i % 4 == 3 for i in range(8)]
+    assert [group.output_tokens for group in groups] == [group.output_tokens for group in plain]
+
+
+def test_copying_is_refused_for_prompts_of_a_file(write: Callable[[str], str]) -> None:
+    with pytest.raises(ConfigError, match=r"workload.copying 0.5: prompts of a file"):
+        build_workload(WorkloadConfig(name=write('{"prompt": "2 + 2 = ?"}'), copying=0.5), 0, 0)
