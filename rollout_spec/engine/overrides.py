@@ -8,8 +8,8 @@
    and only for an engine with synthetic acceptance, which they refuse: see `synthetic`. (vLLM's `register_kernels`
    would do after the start, but trips over numba, which n-gram drafting loads.)
 4. `vllm.v1.spec_decode.eagle.EagleProposer.__new__`: an engine that carries our settings gets a subclass, which skips
-   the draft forward at K=0: see `draft_cache`. (The runner's name for the class is left alone: vLLM asks for
-   instances of it, and means its other subclasses too.)
+   the draft forward at K=0 and samples in the draft vocabulary: see `draft_cache`. (The runner's name for the class is
+   left alone: vLLM asks for instances of it, and means its other subclasses too.)
 
 Each one checks what it relies on and raises `IncompatibleVLLM` with what changed.
 """
@@ -115,7 +115,10 @@ def offer_deferring_eagle() -> None:
     from rollout_spec.engine.draft_cache import DeferringEagleProposer as Ours
     from rollout_spec.engine.draft_cache import buffer_bytes
 
-    for name in ("__init__", "propose"):
+    sampling = ("_sample_draft_tokens", "_sample_from_logits")
+    for name in ("__init__", "propose", *(name for name in sampling if hasattr(Stock, sampling[0]))):
+        if not hasattr(Stock, name):
+            raise IncompatibleVLLM(f"EagleProposer has no {name}, which draft tokens are sampled by; {WITHOUT}")
         expected = list(inspect.signature(getattr(Ours, name)).parameters)
         actual = list(inspect.signature(getattr(Stock, name)).parameters)
         if actual != expected:
