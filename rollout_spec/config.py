@@ -379,6 +379,9 @@ class RayConfig(_Node):
     `history` and by siblings that have finished."""
     history: list[str] = Field(default_factory=list)
     """Output directories of earlier epochs over the same prompt ids: how long their responses were."""
+    shared_drafts: int = Field(20_000_000, ge=0)
+    """drafter.method suffix: tokens of responses kept for all engines to draft from, 4 bytes each, those of `history`
+    too; of the oldest policy version dropped first. 0: each engine drafts from its own."""
     backlog: int | None = Field(None, ge=0)
     """Sequences handed to an engine beyond engine.max_num_seqs, so that a slot that falls free is filled at once; none:
     an eighth of that. 0: the engine's controller takes every moment for the tail."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ def read_prompts(source: Place, samples: int) -> Iterator[Group | Rejected]:
 
     ConfigError for a file that can't be read at all.
     """
+    rows: Callable[[Place], Iterator[tuple[int, bytes | Mapping[str, Any] | Rejected]]]
     rows = _parquet if source.path.endswith((".parquet", ".pq")) else _lines
     taken: dict[str, int] = {}
     for number, row in rows(source):

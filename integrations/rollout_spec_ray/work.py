@@ -63,6 +63,7 @@ class Work:
         self._deaths: dict[int, int] = {}
         self._suspects: dict[int, None] = {}  # prompts that wait, all their samples, to run apart
         self._apart: set[int] = set()  # engines that hold suspects
+        self._on_trial: dict[int, int] = {}  # suspect -> the engine that holds some of it
 
     def add(self, prompt: int, samples: Iterable[int]) -> None:
         """Samples to generate, in addition to what is there of this prompt."""
@@ -86,7 +87,8 @@ class Work:
             self._apart.discard(engine)
         pieces: list[Piece] = []
         if engine not in self._apart:
-            pieces = self._take_suspects(engine) if self._suspects and not held else self._take(engine, engines)
+            suspects = [] if held else [one for one in self._suspects if one not in self._on_trial]
+            pieces = self._take_suspects(engine, suspects) if suspects else self._take(engine, engines)
         for piece in pieces:
             held.update((piece.prompt, sample) for sample in piece.samples)
             self.waiting -= len(piece.samples)
@@ -105,6 +107,7 @@ class Work:
         self.live -= 1
         self.finished += 1
         self._deaths.pop(prompt, None)
+        self._on_trial.pop(prompt, None)
         if prompt in self._suspects:  # this prompt kills no engine
             del self._suspects[prompt]
             self._push(prompt)
@@ -132,6 +135,10 @@ class Work:
         self.lost += len(held)
         aside = []
         for prompt, again in samples.items():
+            self._on_trial.pop(prompt, None)
+            if prompt in self.quarantined:  # while these were in another engine
+                self.quarantined[prompt] += tuple(again)
+                continue
             if blame:
                 self._deaths[prompt] = self._deaths.get(prompt, 0) + 1
             if blame and self._deaths[prompt] >= self._tries and len(samples) == 1:
@@ -190,12 +197,14 @@ class Work:
             return self._held.pop(other)
         return None
 
-    def _take_suspects(self, engine: int) -> list[Piece]:
+    def _take_suspects(self, engine: int, suspects: list[int]) -> list[Piece]:
+        """A company of `suspects`, those with the most deaths; no prompt is on trial in two engines."""
         self._apart.add(engine)
-        most = max(self._deaths[prompt] for prompt in self._suspects)
+        most = max(self._deaths[prompt] for prompt in suspects)
         room = 1 if most >= self._tries - 1 else max(1, self._capacity // SHRINK**most)
         pieces = []
-        for prompt in [one for one in self._suspects if self._deaths[one] == most]:
+        for prompt in [one for one in suspects if self._deaths[one] == most]:
+            self._on_trial[prompt] = engine
             taken, rest = self._todo[prompt][:room], self._todo[prompt][room:]
             pieces.append(Piece(prompt, taken))
             room -= len(taken)

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations"))
 import jobs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """One Ray for all tests that need nothing special of it: eight logical CPUs, two logical GPUs."""
+    """A Ray for the tests of a module: eight logical CPUs, two logical GPUs."""
     with jobs.ray_session(num_cpus=8, num_gpus=2) as address:
         yield address
 

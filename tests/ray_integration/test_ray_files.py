@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rollout_spec_ray.drafts import DraftStore, Response
 from rollout_spec_ray.failures import OutputFailed
 from rollout_spec_ray.places import command_without_secrets, place, without_secrets
 from rollout_spec_ray.prompts import Rejected, digest, read_prompts
@@ -246,6 +247,31 @@ def test_a_full_disk_is_said_and_leaves_what_was_written(tmp_path: Path) -> None
     assert [path.name for path in sorted((out / "parts").iterdir())] == ["0001-000000.parquet"]
     assert [part["prompt_id"].to_pylist() for part in Store(place(str(out), "")).read(["prompt_id"])] == [["a"]]
     assert issubclass(OutputFailed, RuntimeError)
+
+
+# -- shared drafts
+
+
+def test_responses_of_others_are_handed_out_and_the_oldest_policy_goes_first() -> None:
+    drafts = DraftStore(max_tokens=10)
+    drafts.add("a", [Response(7, [1, 2], [5, 5, 5], 2), Response(7, [1, 2], [6, 6, 6], 1), Response(8, [3], [4, 4], 2)])
+    found = drafts.of([7, 8, 9], origin="b")
+    assert found[7].prompt_token_ids.tolist() == [1, 2]
+    assert [kept.token_ids.tolist() for kept in found[7].responses.values()] == [[5, 5, 5], [6, 6, 6]]
+    assert set(found) == {7, 8}
+    assert drafts.of([7, 8], origin="a") == {}
+    drafts.add("b", [Response(8, [3], [9, 9, 9, 9], 2)])  # too much: the response of policy 1 goes
+    assert drafts.tokens == 9
+    assert [kept.token_ids.tolist() for kept in drafts.of([7], "c")[7].responses.values()] == [[5, 5, 5]]
+    drafts.add("b", [Response(8, [3], [2] * 8, 3)])
+    assert set(drafts.of([7, 8], "c")) == {8}
+    assert drafts.tokens == 8
+
+
+def test_rows_of_an_output_serve_as_drafts() -> None:
+    drafts = DraftStore(max_tokens=100)
+    drafts.add_table("earlier", table(("a", 0), ("a", 1), tokens=3))
+    assert [kept.token_ids.tolist() for kept in drafts.of([77], "x")[77].responses.values()] == [[0, 1, 2]] * 2
 
 
 # -- the report
