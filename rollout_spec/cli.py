@@ -15,6 +15,7 @@ COMMANDS = (
     "rollout_spec.bench.command",
     "rollout_spec.draft.command",
     "rollout_spec.engine.doctor",
+    "rollout_spec.jobs",
     "rollout_spec.model",
     "rollout_spec.profile.command",
     "rollout_spec.simulate.command",

@@ -38,6 +38,11 @@ class Lengths:
         self._sums: list[int] = []
 
     @property
+    def mean(self) -> float:
+        """Of all responses that are remembered, in tokens."""
+        return self._sum / len(self._all) if self._all else UNKNOWN
+
+    @property
     def known(self) -> bool:
         """Whether any response has been seen."""
         return bool(self._all)
@@ -59,11 +64,14 @@ class Lengths:
         self._sum += tokens
         self._ascending = []
 
+    def forget(self, prompt: Hashable) -> None:
+        """No more responses to `prompt` will be asked for; what it says of all others stays."""
+        self._own.pop(prompt, None)
+
     def expected(self, prompt: Hashable) -> float:
         """Tokens of a response to `prompt` before it starts."""
-        overall = self._sum / len(self._all) if self._all else UNKNOWN
         own = self._own.get(prompt, ())
-        return (sum(own) + WEIGHT * overall) / (len(own) + WEIGHT)
+        return (sum(own) + WEIGHT * self.mean) / (len(own) + WEIGHT)
 
     def remaining(self, prompt: Hashable, so_far: int) -> float:
         """Tokens still to come, given those there are: of the responses that got this far, the mean of the rest."""

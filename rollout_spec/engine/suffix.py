@@ -149,6 +149,13 @@ class SuffixProposer(SuffixDecodingProposer):
                 live.sequence = self.history.open(live.prompt)
                 live.noted.clear()
 
+    def remember(self, prompt: list[int], responses: list[list[int]]) -> None:
+        """Responses to a prompt (token ids) that this engine did not make: drafts come from them as from its own."""
+        if self.ours and self.config.max_history_tokens:
+            key = _key(np.array(prompt, dtype=np.int32))
+            for response in responses:
+                self.history.extend(key, self.history.open(key), np.array(response, dtype=np.int32))
+
     def _draft(self, k: int, batch: InputBatch, row: int) -> list[int]:
         length = int(batch.num_tokens_no_spec[row])
         room = self.max_model_len - length - 1
@@ -189,7 +196,7 @@ class SuffixProposer(SuffixDecodingProposer):
         live = self._live.get(request)
         if live is None:
             prompt = batch.token_ids_cpu[row, : int(batch.num_prompt_tokens[row])]
-            key = hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
+            key = _key(prompt)
             live = self._live[request] = _Live(key, self.history.open(key))
         return live
 
@@ -200,3 +207,7 @@ class SuffixProposer(SuffixDecodingProposer):
             if live.noted:
                 response = np.array([token for tokens in live.noted for token in tokens], dtype=np.int32)
                 self.history.extend(live.prompt, live.sequence, response)
+
+
+def _key(prompt: NDArray[np.int32]) -> bytes:
+    return hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()

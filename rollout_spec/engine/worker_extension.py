@@ -36,6 +36,12 @@ class WorkerExtension:
         if forget is not None:
             forget()
 
+    def rollout_spec_remember_drafts(self, prompt: list[int], responses: list[list[int]]) -> None:
+        """Add responses to the history of a drafter that keeps one."""
+        remember = getattr(getattr(self.model_runner, "drafter", None), "remember", None)
+        if remember is not None:
+            remember(prompt, responses)
+
     def rollout_spec_load_weights(self, target: list[str], draft: list[str]) -> str | None:
         """Load checked safetensors files, in Hugging Face names, into the target, the draft ([]: not) or both.
 

@@ -279,6 +279,10 @@ class RolloutWorker:
         """Drop what a history drafter (suffix) remembers of earlier responses."""
         self._rpc("rollout_spec_forget_drafts")
 
+    def remember_drafts(self, prompt_token_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """Let a history drafter (suffix) draft from responses (token ids) to a prompt that were made elsewhere."""
+        self._rpc("rollout_spec_remember_drafts", list(prompt_token_ids), [list(response) for response in responses])
+
     # -- the rest
 
     def controller_status(self) -> dict[str, Any] | None:

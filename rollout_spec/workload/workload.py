@@ -30,7 +30,8 @@ class Group:
     """`n` samples of one prompt. `output_tokens` imposes the length of each, in tokens; None leaves it to the model."""
 
     prompt_id: str
-    prompt: str | tuple[dict[str, str], ...]
+    prompt: str | tuple[dict[str, str], ...] | tuple[int, ...]
+    """Text, a chat, or token ids."""
     n: int
     output_tokens: tuple[int, ...] | None
     answer: str | None = None
@@ -93,8 +94,8 @@ def _read(config: WorkloadConfig, seed: int) -> Workload:
     groups: dict[str, Group] = {}
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
-            where = _Line(config.name, number)
-            group = where.group(line, config.n)
+            where = Row(f"--workload {config.name}:{number}", number)
+            group = where.group(where.parsed(line), config.n)
             if group.prompt_id in groups:
                 where.fail(f"id {group.prompt_id!r} is taken by an earlier line; ids must differ")
             groups[group.prompt_id] = group
@@ -105,16 +106,17 @@ def _read(config: WorkloadConfig, seed: int) -> Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of a workload file; every fault is a ConfigError that names it."""
+class Row:
+    """A row of a file of prompts; every fault is a ConfigError that begins with `where`."""
 
-    file: str
+    where: str
     number: int
 
     def fail(self, problem: str) -> NoReturn:
-        raise ConfigError(f"--workload {self.file}:{self.number}: {problem}")
+        raise ConfigError(f"{self.where}: {problem}")
 
-    def group(self, line: bytes, default_n: int) -> Group:
+    def parsed(self, line: bytes) -> dict[str, Any]:
+        """The object that a line of JSON holds."""
         try:
             row = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
@@ -124,11 +126,14 @@ class _Line:
             self.fail(f'is not valid JSON ({what}); each line must be one object, such as {{"prompt": "2 + 2 = ?"}}')
         if not isinstance(row, dict):
             self.fail(f'is a JSON {type(row).__name__}; must be an object, such as {{"prompt": "2 + 2 = ?"}}')
+        return row
+
+    def group(self, row: Mapping[str, Any], default_n: int) -> Group:
         for key in row:
             if key not in FIELDS:
                 self.fail(f"unknown key {key!r}; keys are {', '.join(FIELDS)}")
         if "prompt" not in row:
-            self.fail("has no 'prompt'; give a string or a list of {role, content}")
+            self.fail("has no 'prompt'; give a string, a list of {role, content} or token ids")
         n = self._count("n", row.get("n", default_n), MAX_SAMPLES)
         return Group(
             prompt_id=self._label("id", row.get("id", f"line-{self.number}")),
@@ -138,11 +143,16 @@ class _Line:
             answer=self._label("answer", row["answer"]) if "answer" in row else None,
         )
 
-    def _prompt(self, value: Any) -> str | tuple[dict[str, str], ...]:
+    def _prompt(self, value: Any) -> str | tuple[dict[str, str], ...] | tuple[int, ...]:
         if isinstance(value, str):
             return self._text("prompt", value)
         if not isinstance(value, list) or not value:
-            self.fail(f"prompt {brief(value)}: must be a string or a list of at least one {{role, content}}")
+            self.fail(f"prompt {brief(value)}: must be a string or a list of {{role, content}} or token ids")
+        if type(value[0]) is int:
+            for i, token in enumerate(value):
+                if type(token) is not int or token < 0:
+                    self.fail(f"prompt[{i}] {brief(token)}: must be a token id, as the first one is")
+            return tuple(value)
         for i, message in enumerate(value):
             if not isinstance(message, dict) or set(message) != {"role", "content"}:
                 self.fail(f"prompt[{i}] {brief(message)}: must be an object with role and content, nothing else")

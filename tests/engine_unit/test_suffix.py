@@ -181,6 +181,18 @@ def test_siblings_and_later_calls_draft_from_earlier_responses(make: Any) -> Non
     assert drafts(proposer, batch, 5)["fourth"] == []
 
 
+def test_responses_that_were_made_elsewhere_are_drafted_from(make: Any) -> None:
+    proposer, batch = make(), Batch()
+    proposer.remember(PROMPT, [[11, 12, 20, 21, 22], [30, 31, 32]])
+    batch.put("a", [12, 20])
+    batch.put("b", [30, 31])
+    batch.put("other", [12, 20], prompt=[1, 2])
+    assert drafts(proposer, batch, 2) == {"a": [21, 22], "b": [32], "other": []}
+    without = make(max_history_tokens=0)
+    without.remember(PROMPT, [[11, 12, 20, 21, 22]])
+    assert drafts(without, batch, 2)["a"] == []
+
+
 def test_without_history_only_the_request_itself_is_drafted_from(make: Any) -> None:
     proposer, batch = make(max_history_tokens=0), Batch()
     for number in range(20):
