@@ -5,22 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 here=experiments/controller
-bin=.venv/bin
-
-profile() { # NAME CONFIG OPTION...
-  local name=$1 config=$2
-  shift 2
-  [ -e "$here/$name.json" ] || $bin/rollout-spec profile --config "$config" --out "$here/$name.json" "$@"
-}
-
-bench() { # NAME PROFILE CONFIG ARMS OPTION...
-  local name=$1 profile=$here/$2.json config=$3 arms=$4 table
-  shift 4
-  table=$($bin/python -c 'import json, sys
-print(json.load(open(sys.argv[1]))["exports"]["num_speculative_tokens_per_batch_size"])' "$profile")
-  $bin/rollout-spec bench --config "$config" --out "$here/$name" --arms "$arms" \
-    --set policy.profile="$profile" --set bench.table="$table" --set bench.warmup_tokens=24 "$@"
-}
+source experiments/profiled.sh
 
 [ -e out/emulated/draft ] || $bin/python experiments/moe/make_model.py --out out/emulated
 head_t1=(--temperature 1 --set "drafter.synthetic_acceptance=[0.51,0.26,0.12,0.06,0.03]")

@@ -14,7 +14,7 @@ from rollout_spec.control.policy import StepResult
 FULL_ENOUGH = 0.5
 
 
-class Sample(NamedTuple):
+class TimedStep(NamedTuple):
     """One step of a steady batch."""
 
     seconds: float
@@ -59,9 +59,9 @@ class Cell:
         return asdict(self)
 
 
-def cells(batch: int, samples: Sequence[Sample]) -> list[Cell]:
+def cells(batch: int, samples: Sequence[TimedStep]) -> list[Cell]:
     """A cell for each K that was steadily used, K = 0 first; empty where K = 0 was not."""
-    steps: dict[tuple[int, int], list[Sample]] = {}
+    steps: dict[tuple[int, int], list[TimedStep]] = {}
     for sample in samples:
         # A step that verifies nothing counts among its like; right after a verification it is slower.
         if sample.k or not sample.k_before:
@@ -105,11 +105,11 @@ def worst_error(made: Iterable[Cell]) -> float:
     return max((cell.error for cell in made), default=float("inf"))
 
 
-def _median(steps: Sequence[Sample]) -> float:
+def _median(steps: Sequence[TimedStep]) -> float:
     return float(np.median([s.seconds for s in steps]))
 
 
-def _error(steps: Sequence[Sample]) -> float:
+def _error(steps: Sequence[TimedStep]) -> float:
     """Relative standard error of the median, from the median absolute deviation: a hiccup does not count."""
     times = np.array([s.seconds for s in steps])
     if len(times) < 3:

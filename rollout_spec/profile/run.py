@@ -24,7 +24,7 @@ from rollout_spec.files import write_json
 from rollout_spec.model import resolve
 from rollout_spec.profile import grid, probe
 from rollout_spec.profile.acceptance import Acceptance, count
-from rollout_spec.profile.cell import Cell, Sample, cells, worst_error
+from rollout_spec.profile.cell import Cell, TimedStep, cells, worst_error
 from rollout_spec.profile.level import level, rows
 from rollout_spec.profile.record import Profile, acceptance_of
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
@@ -149,7 +149,7 @@ class Profiler:
 
         The first steps of a round are thrown away as warm-up.
         """
-        samples: list[Sample] = []
+        samples: list[TimedStep] = []
         off: list[float] = []
         found: list[Cell] = []
         steps = Sweep(self.ks).round_steps
@@ -158,7 +158,7 @@ class Profiler:
                 break  # the cache does not hold such a batch
             seed = self.options.seed + 1000 * size + number
             decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + WARM_UP, seed)
-            samples += [Sample.of(*pair) for pair in pairwise(decodes[WARM_UP - 1 :])]
+            samples += [TimedStep.of(*pair) for pair in pairwise(decodes[WARM_UP - 1 :])]
             if plain is not None:
                 off += plain.call(probe.plain, size, context, OFF_STEPS, seed)[WARM_UP:]
             if kind == "short":  # long prompts cost more a token
@@ -172,7 +172,7 @@ class Profiler:
         return found
 
     def _cells(self, size: int, kind: str) -> list[Cell]:
-        return cells(size, [Sample(*values) for values in self.state["samples"].get(f"{size} {kind}", [])])
+        return cells(size, [TimedStep(*values) for values in self.state["samples"].get(f"{size} {kind}", [])])
 
     def _acceptance(self, trace: Path) -> Acceptance:
         """With the user's own drafter on prompts of the workload; what vLLM was told, where it is told."""

@@ -1,4 +1,4 @@
-"""The samples a worker has in its engine, and the rollouts that wait to be taken."""
+"""The requests a worker has in its engine, and the rollouts that wait to be taken."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rollout_spec.rollout.versions import Versions, extend
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A sample that runs. Its spans grow when weights change meanwhile."""
+class Request:
+    """One sample, while it runs. Its spans grow when weights change meanwhile."""
 
     prompt_index: int
     sample_index: int
@@ -23,7 +23,7 @@ class Sample:
     params: Any  # vLLM's SamplingParams
     spans: tuple[Span, ...]
 
-    def queued(self, engine: Any, request_id: str, versions: Versions) -> Sample:
+    def queued(self, engine: Any, request_id: str, versions: Versions) -> Request:
         """Itself, in vLLM's queue. Raises what vLLM raises for a request that it will not take."""
         prompt = vllm_requests.engine_input(self.prompt_token_ids, versions.cache_salt)
         # Older vLLM returns nothing here and keeps our id.
@@ -57,7 +57,7 @@ class Ledger:
     """By request id. Whoever changes it holds the worker's lock."""
 
     def __init__(self) -> None:
-        self.running: dict[str, Sample] = {}
+        self.running: dict[str, Request] = {}
         self.finished: dict[str, Rollout] = {}
         self._lengths = Lengths()
 
@@ -69,14 +69,14 @@ class Ledger:
 
     def finish(self, output: Any) -> None:
         """vLLM's output of a request that has ended."""
-        sample = self.running.pop(output.request_id, None)
-        if sample is None:  # aborted while its last step ran
+        request = self.running.pop(output.request_id, None)
+        if request is None:  # aborted while its last step ran
             return
         completion = output.outputs[0]
         reason = completion.finish_reason or "error"
         if reason in ("stop", "length"):
-            self._lengths.finished(prompt_key(sample.prompt_token_ids), len(completion.token_ids))
-        self.finished[output.request_id] = sample.rollout(
+            self._lengths.finished(prompt_key(request.prompt_token_ids), len(completion.token_ids))
+        self.finished[output.request_id] = request.rollout(
             list(completion.token_ids),
             vllm_requests.sampled_logprobs(completion.logprobs),
             reason,
@@ -89,9 +89,9 @@ class Ledger:
         ids = [request_id for request_id in request_ids if request_id in self.running]
         aborted = []
         for request_id in ids:
-            sample = self.running.pop(request_id)
-            tokens, logprobs = vllm_requests.partial_output(engine, sample.internal_id)
-            self.finished[request_id] = sample.rollout(tokens, logprobs, "abort")
+            request = self.running.pop(request_id)
+            tokens, logprobs = vllm_requests.partial_output(engine, request.internal_id)
+            self.finished[request_id] = request.rollout(tokens, logprobs, "abort")
             aborted.append(self.finished[request_id])
         if ids:
             engine.abort_request(ids)
@@ -99,17 +99,17 @@ class Ledger:
 
     def changed(self, engine: Any, versions: Versions) -> None:
         """Other weights are in the engine: tokens from here on are theirs."""
-        for request_id, sample in self.running.items():
-            tokens, _ = vllm_requests.partial_output(engine, sample.internal_id)
-            spans = extend(sample.spans, versions.span(len(tokens)))
-            self.running[request_id] = replace(sample, spans=spans)
+        for request_id, request in self.running.items():
+            tokens, _ = vllm_requests.partial_output(engine, request.internal_id)
+            spans = extend(request.spans, versions.span(len(tokens)))
+            self.running[request_id] = replace(request, spans=spans)
 
     def restart_unbegun(self, engine: Any, versions: Versions) -> None:
         """Queue anew what has no token yet: all of it is to be the new policy's, the cache of its prompt too."""
-        for request_id, sample in self.running.items():
-            if sample.spans == (versions.span(0),):
+        for request_id, request in self.running.items():
+            if request.spans == (versions.span(0),):
                 engine.abort_request([request_id])
-                self.running[request_id] = sample.queued(engine, request_id, versions)
+                self.running[request_id] = request.queued(engine, request_id, versions)
 
     def collect(self, pending: dict[str, None]) -> list[Rollout]:
         """What of `pending` has finished; both forget it."""

@@ -22,7 +22,7 @@ from rollout_spec.engine import requests as vllm_requests
 from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.engine.guarded import collective_rpc
 from rollout_spec.engine.launch import engine_arguments, make_engine
-from rollout_spec.rollout.ledger import Ledger, Sample
+from rollout_spec.rollout.ledger import Ledger, Request
 from rollout_spec.rollout.metrics import worker_metrics
 from rollout_spec.rollout.resident import Mode, Resident
 from rollout_spec.rollout.types import Rollout
@@ -324,7 +324,7 @@ class RolloutWorker:
         length: int | None,
     ) -> None:
         versions = self._resident.versions
-        running = Sample(index, sample, token_ids, request_id, None, (versions.span(0),))
+        running = Request(index, sample, token_ids, request_id, None, (versions.span(0),))
         try:
             running = replace(running, params=vllm_requests.sampling_params(sampling, length))
             self._ledger.running[request_id] = running.queued(self._engine, request_id, versions)

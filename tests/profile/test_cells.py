@@ -5,7 +5,7 @@ import pytest
 
 from rollout_spec.control.sweep import STEADY, Sweep, spread_out
 from rollout_spec.profile import grid, shape
-from rollout_spec.profile.cell import Cell, Sample, cells, worst_error
+from rollout_spec.profile.cell import Cell, TimedStep, cells, worst_error
 from rollout_spec.profile.knee import knee
 
 
@@ -14,7 +14,7 @@ def sweep_samples(ks, seconds, rounds=3, batch=4, fill=1.0):
     policy, before, k, samples = Sweep(ks), 0, 0, []
     for _ in range(rounds * policy.round_steps):
         k_next = policy.decide(None).k
-        samples.append(Sample(seconds(k * fill, k_next), k, k_next, round(batch * k * fill), 100.0, 0.008, before))
+        samples.append(TimedStep(seconds(k * fill, k_next), k, k_next, round(batch * k * fill), 100.0, 0.008, before))
         before, k = k, k_next
     return samples
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_spec.rollout.ledger import Sample
+from rollout_spec.rollout.ledger import Request
 from rollout_spec.rollout.types import Span, SpeculationStats
 from rollout_spec.rollout.versions import Versions, extend
 
@@ -36,10 +36,10 @@ def test_a_span_without_tokens_is_replaced() -> None:
 
 
 def test_a_rollout_names_the_version_of_each_token() -> None:
-    sample = Sample(0, 0, [1, 2], "x", None, (Span(0, 4, 1), Span(2, 5, 1), Span(3, 5, 2), Span(5, 6, 2)))
-    rollout = sample.rollout([9] * 5, None, "length")
+    request = Request(0, 0, [1, 2], "x", None, (Span(0, 4, 1), Span(2, 5, 1), Span(3, 5, 2), Span(5, 6, 2)))
+    rollout = request.rollout([9] * 5, None, "length")
     assert rollout.spans == (Span(0, 4, 1), Span(2, 5, 1), Span(3, 5, 2))  # the last change made no token
     assert rollout.policy_versions == [4, 4, 5, 5, 5]
     assert rollout.policy_version == 5
-    assert sample.rollout([], None, "abort").policy_versions == []
-    assert sample.rollout([], None, "abort").policy_version == 4
+    assert request.rollout([], None, "abort").policy_versions == []
+    assert request.rollout([], None, "abort").policy_version == 4
