@@ -18,6 +18,8 @@ SUCCESSOR = {token: cycle[(i + 1) % len(cycle)] for cycle in CYCLES for i, token
 # A token has its own of the first dimensions.
 ONE_HOT = torch.eye(VOCABULARY, HIDDEN)
 ALL = torch.arange(VOCABULARY)
+# What a head with a vocabulary of its own can draft.
+MOST = ALL[ALL % 8 != 5]
 
 
 class Pair(NamedTuple):
@@ -40,7 +42,7 @@ def look_up_pair(folder: Path) -> Pair:
 
 
 def broad_pair(folder: Path) -> Pair:
-    """The same head with a target that may say anything, by a law that all tokens so far have a part in."""
+    """The same head, for most tokens, with a target that may say anything, by a law that all so far have a part in."""
     model = tiny.spread(tiny.llama(tie_word_embeddings=False))
     first = model.model.layers[0]
     with torch.no_grad():
@@ -48,7 +50,7 @@ def broad_pair(folder: Path) -> Pair:
         for out in (first.self_attn.o_proj, first.mlp.down_proj):
             out.weight.zero_()  # the head's first feature has to be the token
     model.save_pretrained(folder / "target")
-    return _with_head(folder, look_up_head())
+    return _with_head(folder, look_up_head(MOST), MOST)
 
 
 def random_pair(folder: Path) -> Pair:
@@ -63,12 +65,12 @@ def random_pair(folder: Path) -> Pair:
     return _with_head(folder, head)
 
 
-def look_up_head() -> Eagle3Head:
-    """Its query is the last token, its keys are tokens and its values their successors: it drafts what followed the
+def look_up_head(ids: torch.Tensor = ALL) -> Eagle3Head:
+    """Over the tokens `ids`. Its query is the last token, its keys are tokens and its values their successors: it drafts what followed the
     last token before. Where its cache has a hole it drafts what chance has it.
     """
     # So slow that rotary embeddings hardly turn the second half of each half: tokens are matched there.
-    head = Eagle3Head(tiny.head_shape(VOCABULARY, rope_theta=1e12))
+    head = Eagle3Head(tiny.head_shape(len(ids), rope_theta=1e12))
     attention = head.midlayer.self_attn
     half, quarter = attention.width // 2, attention.width // 4
     slow = torch.cat([torch.arange(quarter, half), torch.arange(half + quarter, attention.width)])
@@ -81,10 +83,10 @@ def look_up_head() -> Eagle3Head:
         attention.k_proj.weight[slow, HIDDEN + ALL] = 2.0  # of the token
         attention.v_proj.weight[ALL, ALL] = 1.0  # of the token after
         attention.o_proj.weight[VOCABULARY + ALL, ALL] = 10.0
-        head.lm_head.weight.copy_(ONE_HOT.roll(VOCABULARY, 1))  # what attention wrote, beside the token
+        head.lm_head.weight.copy_(ONE_HOT.roll(VOCABULARY, 1)[ids])  # what attention wrote, beside the token
     return head
 
 
-def _with_head(folder: Path, head: Eagle3Head) -> Pair:
-    save_head(folder / "head", head, ALL, provenance={})
+def _with_head(folder: Path, head: Eagle3Head, ids: torch.Tensor = ALL) -> Pair:
+    save_head(folder / "head", head, ids, provenance={})
     return Pair(folder / "target", folder / "head")
