@@ -66,7 +66,7 @@ def random_pair(folder: Path) -> Pair:
 
 
 def look_up_head(ids: torch.Tensor = ALL) -> Eagle3Head:
-    """Over the tokens `ids`. Its query is the last token, its keys are tokens and its values their successors: it drafts
+    """Over the tokens `ids`. Its query is the last token, its keys are tokens, its values their successors: it drafts
     what followed the last token before. Where its cache has a hole it drafts what chance has it.
     """
     # So slow that rotary embeddings hardly turn the second half of each half: tokens are matched there.
