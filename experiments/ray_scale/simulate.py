@@ -1,18 +1,19 @@
 """512 engines in the simulator: one queue with long prompts first, against prompts split among engines beforehand.
 
-    python experiments/ray_scale/simulate.py     # about five minutes; writes simulated.json beside this file
+    python experiments/ray_scale/simulate.py     # about ten minutes; writes simulated.json beside this file
 
 Engines are replicas of a dense 70B model on four H200 (a roofline, not a measurement). Four times as many sequences as
 fit at once, eight a prompt, with the lengths of a published clipped math run, a quarter as long. How alike a prompt's
 responses are decides what their history is worth, and nothing published says it: `alike` is the share of the variance
 (of the logarithm) that is the prompt's own, and three values are tried. Expected lengths come from one earlier epoch of
 the same prompts, through the same `Lengths` and `longest_first` as in the job; siblings that finish meanwhile are not
-used here.
+used here. Resumable: rows that are in simulated.json already are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def run(fleet: Fleet, policy: Any, seed: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=512)
-    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--policies", nargs="+", default=["off"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "simulated.json")
@@ -80,7 +81,19 @@ def main() -> None:
     model, prior, ridge = step_times(config.simulate)
     base = build_fleet(config, model, curve(config.simulate, prior))
     prompts = args.engines * args.max_num_seqs * SEQUENCES_PER_SLOT // SAMPLES
-    rows = []
+    head = {
+        "schema": SCHEMA,
+        "engines": args.engines,
+        "max_num_seqs": args.max_num_seqs,
+        "prompts": prompts,
+        "samples": SAMPLES,
+        "lengths": {"profile": PROFILE, "scale": SCALE, "source": length_profile(PROFILE).source},
+        "seed": args.seed,
+    }
+    rows: list[dict[str, Any]] = []
+    if args.out.exists():
+        there = json.loads(args.out.read_text())
+        rows = there["rows"] if {key: there[key] for key in head} == head else []
     for alike in ALIKE:
         before, now = two_epochs(prompts, alike, np.random.default_rng([args.seed, int(100 * alike)]))
         submitted = now.ravel()
@@ -93,22 +106,13 @@ def main() -> None:
         for policy in args.policies:
             for name, fleet in fleets.items():
                 row = {"alike": alike, "policy": policy, "scheduling": name}
+                if any(row.items() <= one.items() for one in rows):
+                    continue
                 rows.append(row | run(fleet, make(policy, fleet, prior, ridge), args.seed))
                 first = next(one for one in rows if (one["alike"], one["policy"]) == (alike, policy))
                 rows[-1]["speedup"] = first["makespan_s"] / rows[-1]["makespan_s"]
                 print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
-    result = {
-        "schema": SCHEMA,
-        "provenance": provenance.collect(),
-        "engines": args.engines,
-        "max_num_seqs": args.max_num_seqs,
-        "prompts": prompts,
-        "samples": SAMPLES,
-        "lengths": {"profile": PROFILE, "scale": SCALE, "source": length_profile(PROFILE).source},
-        "seed": args.seed,
-        "rows": rows,
-    }
-    write_json(args.out, result)
+                write_json(args.out, head | {"provenance": provenance.collect(), "rows": rows})
 
 
 if __name__ == "__main__":

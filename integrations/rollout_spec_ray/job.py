@@ -225,7 +225,7 @@ def _generate(
 
         def set_aside(prompt: int, why: str) -> None:
             tries = config.ray.tries
-            row = {"prompt_id": catalogue.ids[prompt], "samples": list(work.quarantined[prompt]), "problem": why}
+            row = {"prompt_id": catalogue.ids[prompt], "samples": sorted(work.quarantined[prompt]), "problem": why}
             aside.append(row)
             store.write_lines(QUARANTINED, aside)
             say(

@@ -286,14 +286,16 @@ class Pool:
         call, seat.call = seat.call, None
         try:
             value = ray.get(call)
-        except ConfigError as error:
+        except ConfigError as raised:
+            # Ray's own holds the remote traceback for a message; what a user reads is the cause.
+            error = getattr(raised, "cause", raised)
             if seat.stage == "updating":
                 self._refused(seat, error)
             elif self.up:
                 self._say(f"engine {seat.number}: cannot be started and is given up. {error}")
                 self._leave(seat)
             else:
-                raise
+                raise error from None
         except RayActorError as error:
             # Ray answers so while it starts another process; and a call may meet one that was just killed.
             if seat.stage == "placing" and (isinstance(error, ActorUnavailableError) or seat.killed is not None):

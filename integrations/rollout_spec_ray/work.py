@@ -160,7 +160,7 @@ class Work:
         room = self._capacity - held
         even = -(-(self.waiting + self.live) // max(engines, 1))
         quota = min(room, max(even - held, 0))
-        pieces = []
+        pieces: list[Piece] = []
         while quota > 0:
             prompt = self._next(engine)
             if prompt is None:

@@ -180,7 +180,7 @@ def test_other_prompts_or_another_sampling_are_refused(cluster: str, tmp_path: P
 def test_a_configuration_that_cannot_work_ends_the_job(cluster: str, tmp_path: Path, out: Path) -> None:
     prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", plain(2))
     with pytest.raises(ConfigError, match="model 'refused': no such folder"):
-        jobs.run(out, prompts, jobs.config(top__model="refused"), jobs.worker())
+        jobs.run(tmp_path / "refused", prompts, jobs.config(top__model="refused"), jobs.worker())
     with pytest.raises(ConfigError, match="scheduler_cls: is not taken"):
         jobs.run(out, prompts, jobs.config(engine__extra={"scheduler_cls": "evil.Scheduler"}), jobs.worker())
     with pytest.raises(PoolFailed, match=r"each needs 99 CPUs .* the cluster has 8 CPUs, 2 GPUs"):
@@ -305,6 +305,6 @@ def test_a_local_ray_listens_on_loopback_only_and_is_stopped(tmp_path: Path, out
     output, _ = process.communicate(timeout=60)
     assert process.returncode == job.COMPLETE, output
     assert "10 of 10 sequences are there" in output
-    assert {ip for ip, _ in listening} == {"127.0.0.1"}, listening
+    assert {ip.removeprefix("::ffff:") for ip, _ in listening} == {"127.0.0.1"}, listening
     wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family), 30)
     assert os.environ.get("RAY_ADDRESS") is None
