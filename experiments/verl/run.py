@@ -1,10 +1,12 @@
-"""GRPO with verl on this CPU, with and without our option: rewards, probabilities, and seconds a generated token.
+"""GRPO with verl on this CPU: plain, through our option without speculation, with it, and with a draft head that is
+refreshed or not: rewards, probabilities, seconds a generated token, acceptance.
 
-    python experiments/verl/run.py --steps 60 --seeds 0 1 2      # hours on two cores; results.json beside this file
+    python experiments/verl/run.py --head out/draft/head --steps 60 --seeds 0 1 2     # many hours on two cores
+    python experiments/verl/report.py                                               # figures and plots of results.json
 
 The task is verifiable and short: repeat a list of words, one a line (`reward.py`). Every arm and seed is a job of its
 own, `python -m verl.trainer.main_ppo` with configs/verl/cpu.yaml; arms take turns, so that a slow hour hits all.
-A job that is there already is not run again.
+A job that is there already is not run again, and one that was interrupted goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import argparse
 import json
 import os
 import random
-import statistics
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +31,17 @@ from rollout_spec.workload.problems import THINGS
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GROUP = "++actor_rollout_ref.rollout.rollout_spec"
+SAVE_EVERY = 10
+HEAD = f"{GROUP}.drafter={{method: eagle3, model: {{head}}, k_max: 5}}"
 ARMS = {
     # Plain verl: neither the option nor anything that it sets.
     "plain": ["actor_rollout_ref.rollout._target_=verl.workers.config.RolloutConfig", "~" + GROUP[2:]],
-    "goodput": [f"{GROUP}.policy={{name: goodput}}", f"{GROUP}.drafter={{method: ngram, k_max: 8}}"],
+    "off": [f"{GROUP}.policy.name=off"],
+    "ngram": [f"{GROUP}.drafter={{method: ngram, k_max: 8}}"],
+    "frozen": [HEAD, f"{GROUP}.refresh.policy=never"],
+    "refreshed": [HEAD, f"{GROUP}.refresh={{policy: measured, min_tokens: 10000, folder: {{folder}}/draft}}"],
 }
-KEPT = ("critic/score/", "training/rollout_probs_diff", "timing_", "response_length/", "rollout/", "rollout_spec/")
+KEPT = ("critic/score/", "training/", "timing_", "response_length/", "rollout/", "rollout_spec/", "perf/")
 
 
 def write_data(path: Path, rows: int, seed: int) -> None:
@@ -57,12 +64,14 @@ def write_data(path: Path, rows: int, seed: int) -> None:
     pandas.DataFrame(table).to_parquet(path)
 
 
-def run(folder: Path, arm: str, seed: int, steps: int, model: str) -> list[dict[str, Any]]:
-    """The metrics of each step; RuntimeError if the job fails, its output is then in `folder`/log.txt."""
+def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) -> list[dict[str, Any]]:
+    """The metrics of each step; RuntimeError if the job fails, its output is then in the last log of `folder`."""
     metrics = folder / "metrics.jsonl"
     if not metrics.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_data(folder / "data.parquet", rows=steps * 8, seed=seed)
+        # A logger of verl's begins its file anew, so each attempt has its own.
+        attempt = len(list(folder.glob("attempt_*.jsonl")))
         command = [
             *(sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo"),
             *("--config-dir", str(ROOT / "configs/verl"), "--config-name", "cpu"),
@@ -80,50 +89,66 @@ def run(folder: Path, arm: str, seed: int, steps: int, model: str) -> list[dict[
             f"reward.custom_reward_function.path={HERE}/reward.py",
             f"trainer.total_training_steps={steps}",
             f"trainer.default_local_dir={folder}/checkpoints",
+            f"trainer.save_freq={SAVE_EVERY}",
+            "trainer.max_actor_ckpt_to_keep=1",
+            "trainer.resume_mode=auto",
             "trainer.logger=[file]",
-            *ARMS[arm],
+            *(option.replace("{head}", head).replace("{folder}", str(folder)) for option in ARMS[arm]),
         ]
-        partial = folder / "partial.jsonl"
-        partial.unlink(missing_ok=True)
         path = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "VERL_FILE_LOGGER_PATH": str(partial)}
-        with (folder / "log.txt").open("w") as log:
-            done = subprocess.run(command, env=environment, stdout=log, stderr=log, cwd=folder, check=False)
+        logged = {"VERL_FILE_LOGGER_PATH": str(folder / f"attempt_{attempt:03}.jsonl")}
+        with (folder / f"log_{attempt:03}.txt").open("w") as log:
+            done = subprocess.run(
+                command,
+                env={**os.environ, **ENVIRONMENT, **logged, "PYTHONPATH": path},
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                check=False,
+            )
         if done.returncode:
-            raise RuntimeError(f"{arm}, seed {seed}: verl ended with status {done.returncode}, see {folder}/log.txt")
-        partial.rename(metrics)
-    rows = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+            raise RuntimeError(f"{arm}, seed {seed}: verl ended with status {done.returncode}, see {log.name}")
+        metrics.write_text("".join(json.dumps(row) + "\n" for row in attempts(folder)))
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [{name: value for name, value in row.items() if name.startswith(KEPT)} for row in rows]
 
 
-def summary(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """The first step starts everything up and is left out of the times."""
-    rewards = [step["critic/score/mean"] for step in steps]
-    tail = max(len(steps) // 6, 1)
-    return {
-        "reward_first": statistics.mean(rewards[:tail]),
-        "reward_last": statistics.mean(rewards[-tail:]),
-        "probs_diff_max": max(step["training/rollout_probs_diff_max"] for step in steps),
-        "gen_ms_per_token": statistics.median(step["timing_per_token_ms/gen"] for step in steps[1:] or steps),
-    }
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of each step, of the attempt that did it last."""
+    rows: dict[int, dict[str, Any]] = {}
+    for file in sorted(folder.glob("attempt_*.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        first = True
+        for line in lines:
+            # The first step of an attempt starts everything up: its times are no others'.
+            rows[line["step"]] = {**line["data"], "training/starts_up": first}
+            first = False
+    return [rows[step] for step in sorted(rows)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--head", type=Path, default=ROOT / "out/draft/head", help="an EAGLE-3 head of the model")
     parser.add_argument("--work", type=Path, default=ROOT / "out/verl", help="data, logs and metrics of each job")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
+    if {"frozen", "refreshed"} & set(options.arms) and not (options.head / "config.json").exists():
+        parser.error(
+            f"--head {options.head}: no head there; `rollout-spec draft train` makes one, or name other --arms"
+        )
     runs = []
     for seed in options.seeds:
-        for arm in ARMS:
+        for arm in options.arms:
             folder = (options.work / f"{arm}_{seed}").resolve()
-            steps = run(folder, arm, seed, options.steps, str(resolve(options.model)))
-            runs.append({"arm": arm, "seed": seed, "summary": summary(steps), "steps": steps})
-            print(arm, seed, runs[-1]["summary"], flush=True)
-            write_json(options.out, {"schema": 1, "provenance": collect(), "runs": runs})
+            model, head = str(resolve(options.model)), str(options.head.resolve())
+            runs.append({"arm": arm, "seed": seed, "steps": run(folder, arm, seed, options.steps, model, head)})
+            print(arm, seed, "done", flush=True)
+            write_json(options.out, {"schema": 2, "provenance": collect(), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from rollout_spec_verl import compat
 def main() -> int:
     """0 if everything is there."""
     print(f"verl {version('verl')}; written for {compat.TESTED}")
-    found = [*compat.problems(), *compat.sender_problems()]
+    found = [*compat.problems(), *compat.sender_problems(), *compat.worker_problems()]
     if "rollout_spec" not in {point.name for point in entry_points(group="verl.plugins")}:
         found.append("verl does not know our plug-in (a wrong option is then found late): pip install this package")
     for problem in found:

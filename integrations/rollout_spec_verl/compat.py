@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib.metadata import version
 
@@ -15,20 +15,8 @@ class IncompatibleVerl(RuntimeError):  # noqa: N818 - a state, as a user reads i
     """verl changed where we rely on it; the message names the place."""
 
 
-@functools.cache
-def require() -> None:
-    """Everything we rely on is there, or IncompatibleVerl. Cheap: imports nothing of vLLM."""
-    _raise(problems())
-
-
-@functools.cache
-def require_sender() -> None:
-    """As `require`, for what sends weights."""
-    _raise(sender_problems())
-
-
 def problems() -> Iterator[str]:
-    """A sentence for each thing that is missing."""
+    """A sentence for each thing that is missing. Cheap: imports nothing of vLLM."""
     from verl.utils import config
     from verl.utils.tracking import Tracking
     from verl.workers.config import MtpConfig, RolloutConfig
@@ -42,6 +30,7 @@ def problems() -> Iterator[str]:
         yield f"verl.workers.config.MtpConfig has no {', '.join(sorted(gone))} (read where MTP drafts)"
     yield from _parameters(config.validate_config, ["config"], "to check the option early")
     yield from _parameters(Tracking.log, ["self", "data", "step", "backend"], "to add metrics")
+    yield from _parameters(Tracking.__init__, ["self"], "to refresh draft heads")
 
 
 def sender_problems() -> Iterator[str]:
@@ -56,8 +45,18 @@ def sender_problems() -> Iterator[str]:
             yield from _parameters(method, first, "for a time limit")
 
 
-def _raise(problems: Iterable[str]) -> None:
-    if found := list(problems):
+def worker_problems() -> Iterator[str]:
+    """The same for what takes them, in vLLM's workers."""
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension as Stock
+
+    yield from _parameters(Stock.update_weights_from_ipc, ["self"], "to copy weights for draft heads")
+    yield from _parameters(Stock._update_weights, ["self", "weights", "peft_config", "base_sync_done"], "for the same")
+
+
+@functools.cache
+def require(find: Callable[[], Iterator[str]] = problems) -> None:
+    """Nothing is missing that `find` looks for, or IncompatibleVerl."""
+    if found := list(find()):
         raise IncompatibleVerl(
             f"verl {version('verl')} is not what rollout_spec was written for ({TESTED}):\n  " + "\n  ".join(found)
         )

@@ -7,7 +7,6 @@ by our controller. The rollout stays verl's own `vllm`, with all that verl ties 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from verl.workers.config import RolloutConfig as VerlRolloutConfig
 
 from rollout_spec.config import DRAFTERS_WITH_MODEL, Config, ConfigError, parse_config
+from rollout_spec.engine import outbox
 from rollout_spec.engine.control_loop import SETTINGS_KEY
 from rollout_spec.engine.launch import plugin_arguments
 from rollout_spec_verl import compat, overrides
@@ -22,23 +22,22 @@ from rollout_spec_verl import compat, overrides
 OPTION = "actor_rollout_ref.rollout"
 GROUP = f"{OPTION}.rollout_spec"
 # Groups of our configuration that mean something here; verl sets the rest.
-GROUPS = ("drafter", "policy")
+GROUPS = ("drafter", "policy", "refresh", "draft")
 # Seconds that an engine may take to acknowledge a piece of a weight update.
 WEIGHT_SYNC_SECONDS = 600
 
 
 @dataclass
 class RolloutConfig(VerlRolloutConfig):
-    """verl's rollout configuration and `rollout_spec`: groups `drafter` and `policy` as in configs/worker.yaml."""
+    """verl's rollout configuration and `rollout_spec`: the GROUPS as in configs/worker.yaml and configs/draft.yaml."""
 
     rollout_spec: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         compat.require()
-        settings = dict(self.rollout_spec or {})
-        seconds = settings.pop("weight_sync_seconds", WEIGHT_SYNC_SECONDS)
-        arguments = engine_arguments(self, settings)
+        seconds = (self.rollout_spec or {}).get("weight_sync_seconds", WEIGHT_SYNC_SECONDS)
+        arguments = engine_arguments(self, self.ours())
         if not isinstance(seconds, int | float) or seconds <= 0:
             raise ConfigError(f"{GROUP}.weight_sync_seconds: value {seconds!r}: must be a number of seconds above 0")
         if arguments:
@@ -46,12 +45,16 @@ class RolloutConfig(VerlRolloutConfig):
             self.engine_kwargs = {**others, "vllm": merged(others.get("vllm"), arguments)}
             overrides.install(seconds)
 
+    def ours(self) -> Config:
+        """Our configuration. Raises ConfigError."""
+        settings = {name: group for name, group in (self.rollout_spec or {}).items() if name != "weight_sync_seconds"}
+        return parse(settings, self.mtp)
 
-def engine_arguments(rollout: VerlRolloutConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+
+def engine_arguments(rollout: VerlRolloutConfig, config: Config) -> dict[str, Any]:
     """What to add to `engine_kwargs.vllm`; nothing where the policy is `off`. Raises ConfigError with the option."""
     if rollout.name != "vllm":
         raise ConfigError(f"{OPTION}.name: value {rollout.name!r}: rollout_spec speeds up vLLM; set it to vllm")
-    config = parse(settings, rollout.mtp)
     if config.policy.name == "off":
         return {}
     method = config.drafter.method
@@ -71,7 +74,10 @@ def engine_arguments(rollout: VerlRolloutConfig, settings: Mapping[str, Any]) ->
         added = {"num_speculative_tokens_per_batch_size", *config.drafter.extra}
         spec = arguments["speculative_config"]
         arguments["speculative_config"] = {key: spec[key] for key in spec if key in added}
-    arguments["additional_config"][SETTINGS_KEY]["status_file"] = f"/tmp/rollout_spec_{os.getuid()}_{{pid}}.json"
+    refreshed = method == "eagle3" and config.refresh.policy != "never"
+    if refreshed:
+        arguments["worker_extension_cls"] = "rollout_spec_verl.worker_extension.WorkerExtension"
+    arguments["additional_config"][SETTINGS_KEY] |= outbox.settings(refreshed)
     return arguments
 
 
@@ -89,6 +95,11 @@ def parse(settings: Mapping[str, Any], mtp: Any) -> Config:
         drafter.setdefault("method", "mtp")
         drafter.setdefault("k_max", mtp.num_speculative_tokens)
     config = parse_config(tree, GROUP)
+    if "refresh" in tree and (config.drafter.method != "eagle3" or config.refresh.policy == "drain"):
+        raise ConfigError(
+            f"{GROUP}.refresh: drafter.method {config.drafter.method!r}, refresh.policy {config.refresh.policy!r}: an "
+            "eagle3 head can be refreshed, by one of measured, every and never (verl is heard from between steps only)"
+        )
     if trained != (config.drafter.method == "mtp"):
         raise ConfigError(
             f"{GROUP}.drafter.method: value {config.drafter.method!r}: verl drafts with an MTP head if and only if "
@@ -107,6 +118,8 @@ def merged(own: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> dict[
     result = dict(own or {})
     for name, value in arguments.items():
         theirs = result.get(name)
+        if name == "worker_extension_cls" and theirs is not None:
+            continue  # one that derives from ours
         # verl copies configurations, and a copy is made from what we had added to the first.
         if theirs is not None and theirs != value and not (name == "additional_config" and SETTINGS_KEY not in theirs):
             raise ConfigError(

@@ -2,8 +2,9 @@
 
 1. `verl.utils.config.validate_config`: checks our option too, in the driver, before Ray and any worker start.
    Without it the option is checked when the first worker has loaded its model.
-2. `verl.utils.tracking.Tracking.log`: our metrics are added to a step's. verl has no way to add to them; it collects
-   speculation's only for MTP heads.
+2. `verl.utils.tracking.Tracking.__init__` and `.log`: our metrics are added to a step's, and the draft heads of the
+   engines are refreshed between steps. verl has no way to add metrics (it collects speculation's only for MTP heads),
+   and no call at the end of a step; its logger begins when the engines are there, before the first rollout.
 3. `BucketedWeightSender._init_socket` and `.async_send_weights`: a time limit. When an engine fails in a weight update,
    verl's sender waits for its answer for ever.
 
@@ -69,23 +70,28 @@ def _log_ours() -> None:
 
     from rollout_spec_verl import metrics
 
-    original = Tracking.log
+    init, original = Tracking.__init__, Tracking.log
     if hasattr(original, "__rollout_spec__"):
         return
     collector = metrics.Collector()
 
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - verl's
+        init(self, *args, **kwargs)
+        collector.begin()
+
     @functools.wraps(original)
     def log(self: Any, data: dict[str, Any], step: int, backend: Any = None) -> Any:
-        return original(self, {**data, **collector.collect()}, step, backend)
+        return original(self, {**data, **collector.collect(step)}, step, backend)
 
     log.__rollout_spec__ = True  # type: ignore[attr-defined]
-    Tracking.log = log
+    Tracking.__init__, Tracking.log = __init__, log
 
 
 def _limit_weight_sync(seconds: float) -> None:
     from rollout_spec_verl import compat
 
-    compat.require_sender()
+    compat.require(compat.sender_problems)
     import zmq
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 

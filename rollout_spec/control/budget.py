@@ -10,11 +10,12 @@ choose lengths request by request by the same measure. A token counts by what it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from rollout_spec.control.acceptance import Acceptance
 from rollout_spec.control.goodput import Goodput
 from rollout_spec.control.policy import Decision, StepResult, StepView
 from rollout_spec.control.step_times import StepTimes
@@ -63,18 +64,18 @@ class Budget(Goodput):
             result = replace(result, requests=asked)
         super().observe(result)
 
-    def _count(self, result: StepResult, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+    def _count(self, acceptance: Acceptance, result: StepResult) -> None:
         """Where budgets were uneven, a position was asked of, and can be reached by, those alone that had it."""
         if not self._limits:
-            super()._count(result, drafted, accepted)
+            super()._count(acceptance, result)
             return
-        limits, k = self._limits, result.k
+        limits, k, drafted = self._limits, result.k, result.drafted
         cut = np.bincount(np.minimum(list(limits.values()), k), minlength=k + 1).cumsum()
         asked = [max(result.speculated - int(cut[j]), drafted[j]) for j in range(k)]
         own = np.array([limits.get(request, k) for request in self._requests])
         hits = np.array([hits for _, hits in self._requests.values()])
         reached = [asked[0]] + [int(((hits >= j) & (own > j)).sum()) for j in range(1, k)]
-        self.acceptance.observe(k, result.speculated, drafted, accepted, asked, reached)
+        acceptance.observe(k, result.speculated, drafted, result.accepted, asked, reached)
 
     def _deal(self, view: StepView, decision: Decision) -> Decision:
         count, longest = len(view.requests), max(self._allowed(view.decode))

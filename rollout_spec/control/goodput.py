@@ -11,8 +11,6 @@ waits, tokens count by what they are worth for the end of the rollout (`worth`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rollout_spec.control.acceptance import Acceptance
 from rollout_spec.control.cells import ROWS, bucket
 from rollout_spec.control.cost import StepTime
@@ -55,7 +53,10 @@ class Goodput:
 
     def __init__(self, k_max: int, prior: StepTimes | None = None) -> None:
         self.k_max = k_max
-        self.acceptance = Acceptance(k_max, prior.acceptance if prior is not None else ())
+        # Above temperature 0 and at it: validation must not be taken for a change of what training has accepted.
+        self._laws = tuple(Acceptance(k_max, prior.acceptance if prior is not None else ()) for _ in range(2))
+        self._greedy = False
+        self.acceptance = self._laws[False]
         self.cost = StepTime(k_max, prior)
         self.guard = Guard()
         self.trials = Trials()
@@ -72,7 +73,7 @@ class Goodput:
         self._reference = 0.0
         self._expected_gain = 1.0
         self._tilt = [1.0] * (k_max + 1)
-        self._steps = self._jumps = 0
+        self._steps = 0
         self._fresh = float(ASK_FIRST)
 
     @property
@@ -82,6 +83,8 @@ class Goodput:
 
     def decide(self, view: StepView) -> Decision:
         self._steps += 1
+        if view.greedy != self._greedy and view.decode:
+            self._switch(view.greedy)
         moved = abs(view.decode - self._decode)
         if self._trial and not self.cost.news and moved * TRIAL_MOVE <= self._decode:
             return self._trial.pop()
@@ -123,6 +126,7 @@ class Goodput:
             result.k != held[0].k
             or result.k_next != held[0].k_next
             or result.decode != held[0].decode
+            or result.greedy != held[0].greedy
             or result.prefill_tokens
             or result.requests is not None
         ):
@@ -148,13 +152,14 @@ class Goodput:
                 speculated=first.speculated * count,
                 context_tokens=first.context_tokens,
                 requests=first.requests,
+                greedy=first.greedy,
             )
         held.clear()
         self._learn(first, count)
 
     def _learn(self, result: StepResult, count: int) -> None:
         """From `count` like steps: `seconds` is their mean, drafts and acceptances are their sums."""
-        self._count(result, result.drafted, result.accepted)
+        self._count(self._laws[result.greedy], result)
         self.cost.observe(result, round(sum(result.drafted) / count))
         if not result.decode or result.prefill_tokens:
             return
@@ -166,21 +171,29 @@ class Goodput:
                 gained = tokens * self._reference - result.seconds
         self.trials.observe(result.seconds, result.k, gained, count)
 
-    def _count(self, result: StepResult, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        self.acceptance.observe(result.k, result.speculated, drafted, accepted)
-        if self.acceptance.jumps > self._jumps:
-            self._jumps = self.acceptance.jumps
+    def _count(self, acceptance: Acceptance, result: StepResult) -> None:
+        jumps = acceptance.jumps
+        acceptance.observe(result.k, result.speculated, result.drafted, result.accepted)
+        if acceptance.jumps > jumps:
             self.worth.rates.fade(0.0)
+
+    def _switch(self, greedy: bool) -> None:
+        """Other sampling, other acceptance: choose by what is known of it."""
+        self._greedy, self.acceptance = greedy, self._laws[greedy]
+        self._age = KEEP_STEPS_WIDE
+        self._trial.clear()
 
     def policy_updated(self) -> None:
         """New weights: what was accepted under the old ones counts for less."""
-        self.acceptance.policy_updated()
+        for law in self._laws:
+            law.policy_updated()
         self.worth.rates.fade(FADE)
         self._age = KEEP_STEPS
 
     def draft_refreshed(self) -> None:
         """A new draft head: what the old one achieved counts for little."""
-        self.acceptance.draft_refreshed()
+        for law in self._laws:
+            law.draft_refreshed()
         self.worth.rates.fade(0.0)
         self._age = KEEP_STEPS
 
@@ -195,7 +208,7 @@ class Goodput:
             "effective_speedup": speedup,
             "effective_speedup_sd": spread,
             "vetoes": float(self.guard.vetoes),
-            "acceptance_jumps": float(self.acceptance.jumps),
+            "acceptance_jumps": float(sum(law.jumps for law in self._laws)),
             "policy_version": float(self.acceptance.version),
             "step_time_noise": self.cost.noise,
             "trial_seconds": self.trials.spent,

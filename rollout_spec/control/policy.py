@@ -23,6 +23,8 @@ class StepView:
     """Prompt tokens computed in this step."""
     sampling: bool = False
     """Some sequence samples (temperature > 0) on a sampler that is known to be wrong with drafts."""
+    greedy: bool = False
+    """All of those `decode` sequences are at temperature 0, where other drafts are accepted than above it."""
     context_tokens: int = 0
     """Context of those `decode` sequences, all together; 0 where the engine does not say."""
     requests: Sequence[str] = ()
@@ -59,6 +61,8 @@ class StepResult:
     where the policy `wants_requests`."""
     model_seconds: float = 0.0
     """Of `seconds`, from the schedule to the model's output (forward, sampling, drafting); the rest is host."""
+    greedy: bool = False
+    """All sequences that decoded in it are at temperature 0."""
 
     @property
     def draft_tokens(self) -> int:

@@ -67,6 +67,14 @@ class Replay:
                 self._rewrite()
         return sum(kept.size for kept in new)
 
+    def forget_from(self, policy_version: int) -> None:
+        """Drop what this version and later ones sampled: a trainer went back to an earlier checkpoint."""
+        for stratum in self._strata.values():
+            stratum[:] = [kept for kept in stratum if kept.policy_version < policy_version]
+        self._strata = {length: stratum for length, stratum in self._strata.items() if stratum}
+        self.tokens = sum(kept.size for kept in self)
+        self._rewrite()
+
     def draw(self, tokens: int) -> list[Kept]:
         """The newest of each stratum, in turn from the one that has given least, up to `tokens` in all."""
         left = {length: list(stratum) for length, stratum in self._strata.items()}

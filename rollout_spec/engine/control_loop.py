@@ -16,11 +16,15 @@ from rollout_spec.control.registry import make_policy
 from rollout_spec.engine import overrides, sampler_check
 from rollout_spec.engine.identity import load_profile
 from rollout_spec.engine.prior import FOR_POLICIES, roofline_prior
+from rollout_spec.engine.responses import ResponseLog
 from rollout_spec.engine.step_trace import StepTrace
 from rollout_spec.engine.tail import Tail
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
+    from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.rollout_spec")
 
@@ -43,19 +47,23 @@ class ControlLoop:
         static_k: int | None = None,
         trace_file: str | None = None,
         draft_file: str | None = None,
+        responses_file: str | None = None,
     ) -> None:
-        """status_file: `{pid}` in it is this process, for who starts several engines with the same settings.
+        """status_file: `{pid}` in it is this process, for who starts several engines with the same settings; so in
+        draft_file and responses_file.
         trace_file: every step is appended to it, a JSON line each (see `step_trace`). draft_file: replaced by who
         refreshes the draft, since vLLM has no call that would bring the news to a scheduler in any process.
+        responses_file: each response that has ended is appended to it (see `responses`).
         """
         self.policy = policy
         self.k_max = k_max
         self.zeros = (0,) * k_max
         self.must_check_sampling = not sampler_check.kernel_is_right()
         self._static = None if static_k is None else Decision(static_k, "data parallel")
-        self._status = None if status_file is None else Path(status_file.replace("{pid}", str(os.getpid())))
+        self._status = None if status_file is None else Path(own(status_file))
         self._trace = None if trace_file is None else StepTrace(trace_file)
-        self._draft = None if draft_file is None else DraftFile(draft_file)
+        self._draft = None if draft_file is None else DraftFile(own(draft_file))
+        self._responses = None if responses_file is None else ResponseLog(Path(own(responses_file)))
         self._failed = False
         self._k = 0
         self._written = 0.0
@@ -63,11 +71,13 @@ class ControlLoop:
         self._seconds = [0.0] * (len(BUCKETS) + 1)
         self._drafted = [0] * k_max
         self._accepted = [0] * k_max
+        self._greedy_drafted = [0] * k_max
+        self._greedy_accepted = [0] * k_max
         self._speculated = 0
         self._tail = Tail()
         self._alive = 0
         self._updated = False  # no step since the last weight update
-        self._updates = 0
+        self._updates = self._refreshes = self._preemptions = 0
         if self._status is not None:
             self._write()  # who looks for us finds us, and not what an engine of the same name left
             self._written = 0.0
@@ -92,9 +102,8 @@ class ControlLoop:
         if config.parallel_config.data_parallel_size > 1:
             logger.warning("rollout_spec: data parallel ranks must agree on K, so K stays %d as in vLLM", k_max)
             static_k = k_max
-        return cls(
-            policy, k_max, settings.get("status_file"), static_k, settings.get("trace_file"), settings.get("draft_file")
-        )
+        files = {name: settings.get(name) for name in ("status_file", "trace_file", "draft_file", "responses_file")}
+        return cls(policy, k_max, static_k=static_k, **files)
 
     @property
     def wants_requests(self) -> bool:
@@ -136,6 +145,9 @@ class ControlLoop:
             for position in range(result.k):
                 self._drafted[position] += result.drafted[position]
                 self._accepted[position] += result.accepted[position]
+                if result.greedy:
+                    self._greedy_drafted[position] += result.drafted[position]
+                    self._greedy_accepted[position] += result.accepted[position]
             self._speculated += result.speculated
         if not self._failed:
             try:
@@ -156,7 +168,17 @@ class ControlLoop:
             self._write()
 
     def draft_refreshed(self) -> None:
+        self._refreshes += 1
         self._tell("draft_refreshed", "take in a refreshed draft")
+
+    def responded(self, ended: Iterable[Request]) -> None:
+        """These have ended by themselves or at their cap."""
+        if self._responses is not None:
+            self._responses.write(ended)
+
+    def preempted(self, requests: int) -> None:
+        """So many lost their place for want of KV cache, and are computed anew."""
+        self._preemptions += requests
 
     def _tell(self, event: str, what: str) -> None:
         """Call the policy's method for an event, if it has one."""
@@ -174,7 +196,10 @@ class ControlLoop:
             self._write()
 
     def status(self) -> dict[str, Any]:
-        """Counters since start; arrays are by draft position, tables by live-batch bucket and K."""
+        """Counters since start; arrays are by draft position, tables by live-batch bucket and K.
+
+        `greedy_..`: the part of steps in which all sequences were at temperature 0.
+        """
         return {
             "k": self._k,
             "k_max": self.k_max,
@@ -185,9 +210,13 @@ class ControlLoop:
             "seconds_by_bucket": self._seconds,
             "drafted_per_position": self._drafted,
             "accepted_per_position": self._accepted,
+            "greedy_drafted_per_position": self._greedy_drafted,
+            "greedy_accepted_per_position": self._greedy_accepted,
             "speculated_sequence_steps": self._speculated,
             "tail_seconds": self._tail.seconds,
             "weight_updates": self._updates,
+            "draft_refreshes": self._refreshes,
+            "preemptions": self._preemptions,
             "policy": self._policy_metrics(),
         }
 
@@ -239,6 +268,11 @@ class DraftFile:
             return False
         seen, self._seen = self._seen, (stat.st_ino, stat.st_mtime_ns)
         return seen != self._seen
+
+
+def own(path: str) -> str:
+    """The path of this process."""
+    return path.replace("{pid}", str(os.getpid()))
 
 
 def bucket_of(decode: int) -> int:

@@ -58,6 +58,7 @@ class Running:
         self.context = 0  # tokens, of all sequences that decode together
         self._max_model_len = max_model_len
         self._requests: dict[str, Request] = {}
+        self._sampling: set[str] = set()  # those at a temperature above 0
         self._count = 0  # sequences that `context` is the sum of
         self._age = 0  # steps since it was counted
         self._lengths = Lengths()
@@ -66,21 +67,36 @@ class Running:
         self._left_age = 0
         self._last: tuple[Sequence[str], Remaining] = ((), NOTHING)
 
-    def finished(self, names: Iterable[str], learn: bool) -> None:
-        """These are gone; `learn`: their lengths are remembered for others of the same prompt."""
+    @property
+    def greedy(self) -> bool:
+        """All of them are at temperature 0."""
+        return not self._sampling
+
+    def finished(self, names: Iterable[str], learn: bool) -> list[Request]:
+        """These are gone; `learn`: their lengths are remembered for others of the same prompt.
+
+        Returns those that ended by themselves or at their cap.
+        """
+        whole = []
         for name in names:
             request, bounds = self._requests.pop(name, None), self._bounds.pop(name, None)
             if request is None:  # it never decoded
                 continue
+            self._sampling.discard(name)
             self.context -= request.num_tokens
             self._count -= 1
-            if learn and request.status in WHOLE:
+            if request.status not in WHOLE:
+                continue
+            whole.append(request)
+            if learn:
                 prompt = prompt_key(request.prompt_token_ids or ()) if bounds is None else bounds.prompt
                 self._lengths.finished(prompt, request.num_output_tokens)
+        return whole
 
     def preempted(self, name: str) -> None:
         """Its prompt is computed anew."""
         if self._requests.pop(name, None) is not None:
+            self._sampling.discard(name)
             self._age = RECOUNT_STEPS
 
     def settle(self, scheduled: Iterable[str], decode: int) -> None:
@@ -95,6 +111,8 @@ class Running:
     def join(self, name: str, request: Request) -> None:
         """With this step its prompt is computed; from the next on it decodes."""
         self._requests[name] = request
+        if request.sampling_params is None or request.sampling_params.temperature > 0:
+            self._sampling.add(name)
         self.context += request.num_tokens
         self._count += 1
 

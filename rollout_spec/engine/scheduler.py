@@ -39,6 +39,7 @@ class _Scheduled(NamedTuple):
     prefill_tokens: int
     k: int  # K its drafts were made with
     k_next: int  # K of the drafts it makes
+    greedy: bool  # those that decode are at temperature 0
 
 
 class _Counts(NamedTuple):
@@ -69,7 +70,8 @@ class _DynamicK(Scheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self._loop is not None and scheduler_output.finished_req_ids:
-            self._running.finished(scheduler_output.finished_req_ids, learn=self._loop.learns_lengths)
+            ended = self._running.finished(scheduler_output.finished_req_ids, learn=self._loop.learns_lengths)
+            self._loop.responded(ended)
         if self._loop is None or not scheduler_output.num_scheduled_tokens:
             super()._update_after_schedule(scheduler_output)
             return
@@ -110,9 +112,11 @@ class _DynamicK(Scheduler):
         prefills: list[str] = []
         if output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids or self._chunked:
             prefills = self._prefills(output)
+        if output.preempted_req_ids:
+            self._loop.preempted(len(output.preempted_req_ids))
         decode = len(scheduled) - len(prefills)
         self._running.settle(scheduled, decode)
-        context_tokens = self._running.context
+        context_tokens, greedy = self._running.context, self._running.greedy
         unfinished, prefill_tokens = self._begin(prefills, scheduled) if prefills or self._chunked else (0, 0)
         requests: tuple[str, ...] = ()
         remaining: tuple[float, ...] = ()
@@ -126,6 +130,7 @@ class _DynamicK(Scheduler):
                 waiting=len(self.waiting),
                 prefill_tokens=prefill_tokens,
                 sampling=self._loop.must_check_sampling and self._any_sampling(),
+                greedy=self._running.greedy,
                 context_tokens=self._running.context,
                 requests=requests,
                 remaining=remaining,
@@ -142,6 +147,7 @@ class _DynamicK(Scheduler):
             prefill_tokens=prefill_tokens,
             k=self._k,
             k_next=decision.k,
+            greedy=greedy,
         )
         self._pending.append(step)
         self._k = decision.k
@@ -203,6 +209,7 @@ class _DynamicK(Scheduler):
                 context_tokens=step.context_tokens,
                 requests=requests,
                 model_seconds=arrived - step.started,
+                greedy=step.greedy,
             )
         )
 

@@ -7,11 +7,15 @@ are plain values, so no pickle is needed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_spec.engine import reload
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("vllm.rollout_spec")
 
@@ -23,6 +27,7 @@ class WorkerExtension:
     _rollout_spec_before: reload.Snapshot | None = None
     _rollout_spec_chosen: Sequence[str] = ()
     _rollout_spec_marks: Mapping[str, reload.Marks] = MappingProxyType({})
+    _rollout_spec_copy: tuple[Path, dict[str, torch.Tensor]] | None = None
 
     def rollout_spec_sampler_ok(self) -> bool:
         """The rejection sampler of this worker expands sampling parameters correctly."""
@@ -75,6 +80,30 @@ class WorkerExtension:
         changed = self.rollout_spec_changed_weights()
         return f"{' and '.join(changed)} weights are not what they were" if changed else None
 
+    def rollout_spec_copy_next_update(self, file: str) -> None:
+        """Write the policy's weights to this safetensors file when they come the next time.
+
+        For a trainer that sends them to the engine only: its own extension tells us of them, see the next two.
+        """
+        self._rollout_spec_copy = (Path(file), {})
+
+    def rollout_spec_copy_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Some of an update's tensors, under their checkpoint's names."""
+        if self._rollout_spec_copy is not None:
+            self._rollout_spec_copy[1].update((name, tensor.detach().to("cpu", copy=True)) for name, tensor in weights)
+
+    def rollout_spec_end_copy(self) -> None:
+        """The update is whole. A copy that cannot be written costs a refresh, not the update."""
+        copy, self._rollout_spec_copy = self._rollout_spec_copy, None
+        if copy is None or not copy[1]:
+            return
+        from rollout_spec.draft.checkpoint import save_whole
+
+        try:
+            save_whole(*copy)
+        except Exception:
+            logger.exception("rollout_spec: the policy's weights could not be copied to %s", copy[0])
+
     def rollout_spec_shared_layers(self) -> list[str]:
         """Layers of the draft (embed_tokens, lm_head) that are the target's: no draft update may hold them."""
         return reload.shared(self.model_runner)
@@ -86,6 +115,11 @@ class WorkerExtension:
             found.pop(reload.TARGET)
         marks = {which: reload.fingerprint(model) for which, model in found.items()}
         self._rollout_spec_marks = {**self._rollout_spec_marks, **marks}
+
+    def rollout_spec_fingerprint(self) -> int:
+        """Of the draft's own weights, 0 without any: a number that another head has not, whatever the target does."""
+        found = reload.models(self.model_runner)
+        return reload.own_checksum(found[reload.DRAFT], found[reload.TARGET]) if reload.DRAFT in found else 0
 
     def rollout_spec_changed_weights(self) -> list[str]:
         """Models (target, draft) whose weights are no longer what was noted."""

@@ -23,9 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rollout_spec.config import Config, ConfigError, RefreshConfig
 from rollout_spec.draft.refresh_policy import RefreshDecision, RefreshView, RolloutSeen, make_refresh_policy
@@ -38,7 +38,6 @@ from rollout_spec.rollout.meter import seen_between
 from rollout_spec.rollout.policy_folder import policy_folder
 from rollout_spec.rollout.types import Rollout
 from rollout_spec.rollout.weights import Weights
-from rollout_spec.rollout.worker import RolloutWorker
 
 logger = logging.getLogger("vllm.rollout_spec")
 
@@ -47,10 +46,27 @@ JUDGED_K = 3
 NEWEST = "newest.json"
 
 
+class Drafting(Protocol):
+    """What is asked of a RolloutWorker, or of whatever else holds the engines of one policy: see there."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def policy_version(self) -> int: ...
+    @property
+    def draft_version(self) -> int: ...
+    @property
+    def num_unfinished(self) -> int: ...
+    @property
+    def takes_in_flight(self) -> bool: ...
+    def controller_status(self) -> dict[str, Any] | None: ...
+    def refresh_draft(self, weights: Weights, draft_version: int) -> None: ...
+
+
 class DraftRefresh:
     """Calls come from whoever calls the worker, not while one of its calls runs."""
 
-    def __init__(self, worker: RolloutWorker, config: Config | None = None) -> None:
+    def __init__(self, worker: Drafting, config: Config | None = None) -> None:
         """config: by default the worker's. With `refresh.folder`, goes on with the rollouts and the head kept there.
 
         Raises ConfigError if the drafter is not an EAGLE-3 head in a folder.
@@ -63,7 +79,7 @@ class DraftRefresh:
                 "on; name the folder of one"
             )
         self._head = Path(drafter.model)
-        self._target: Weights = str(resolve(self._config.model))
+        self._target: Weights | None = str(resolve(self._config.model))
         self._stack = ExitStack()
         self._staged = ExitStack()
         folder = self._options.folder or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rollout_spec_"))
@@ -82,12 +98,19 @@ class DraftRefresh:
         self._figures: dict[str, float] = {}
         self.decision = RefreshDecision(False, "none", "nothing was asked yet")
         """The last one."""
+        self.wants_weights = False
+        """A refresh is due and waits for an update that comes with the policy's weights."""
         self._go_on()
 
     @property
     def head(self) -> Path:
         """The folder of the head in the engine."""
         return self._head
+
+    @property
+    def running(self) -> bool:
+        """A refresh is running."""
+        return self._refresher.running
 
     # -- what a trainer calls
 
@@ -105,8 +128,11 @@ class DraftRefresh:
             self._mark, self._mixed = status, False
         return self._decide()
 
-    def after_update(self, weights: Weights) -> None:
-        """The worker has new weights of the policy. They are read (tensors: copied) only when a refresh begins."""
+    def after_update(self, weights: Weights | None) -> None:
+        """The worker has new weights of the policy. They are read (tensors: copied) only when a refresh begins.
+
+        None, where it takes effort to get at them: then a refresh that is due waits, and `wants_weights` asks for them.
+        """
         self._target = weights
         self._updates += 1
         self._collect()
@@ -180,6 +206,9 @@ class DraftRefresh:
                     room=self._config.engine.max_num_seqs,
                 )
             )
+        self.wants_weights = self.decision.refresh and self._target is None
+        if self.wants_weights:
+            self.decision = replace(self.decision, refresh=False, code="no_weights")
         if self.decision.refresh or not self._worker.num_unfinished:  # not each step of a rollout
             self._counts[f"reason/{self.decision.code}"] += 1
             self._note("decision", asdict(self.decision))
@@ -188,6 +217,7 @@ class DraftRefresh:
         return self.decision
 
     def _begin(self) -> None:
+        assert self._target is not None
         self._counts["begun"] += 1
         self._updates = self._tokens = 0
         samples = self.replay.draw(self._options.tokens)
@@ -207,6 +237,7 @@ class DraftRefresh:
             return
         self._staged.close()
         self._cost = outcome.cost
+        self._figures["seconds"] = outcome.seconds
         self._figures["total_cost_seconds"] = self._figures.get("total_cost_seconds", 0.0) + outcome.cost
         if outcome.before is not None and outcome.after is not None:
             self._figures |= {"predicted_before": outcome.before, "predicted_after": outcome.after}
@@ -216,7 +247,7 @@ class DraftRefresh:
             self._push(outcome, outcome.head)
 
     def _push(self, outcome: Outcome, head: Path) -> None:
-        version = self._worker.draft_version + 1
+        version, began = self._worker.draft_version + 1, time.monotonic()
         try:
             self._worker.refresh_draft(head, version)
         except (ConfigError, RuntimeError) as error:  # UpdateFailed is one: then the old head is in force
@@ -228,6 +259,7 @@ class DraftRefresh:
         self._mixed = self._worker.num_unfinished > 0
         self._mark = self._worker.controller_status()
         self._counts["done"] += 1
+        self._figures["push_seconds"] = time.monotonic() - began
         self._note("refreshed", {**asdict(outcome), "head": str(head), "draft_version": version})
 
     def _fail(self, problem: str) -> None:

@@ -53,14 +53,15 @@ def fleet_metrics(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Map
     """What several engines did between two readings of their statuses, by engine; those without a `before` are new.
 
     Counters are added up over the engines, what the controllers estimate is averaged, the tail is the longest one,
-    and weight updates are those that every engine has seen since its start.
-    verl's two rates are of all drafts together.
+    and weight updates and draft refreshes are those that every engine has seen since its start.
+    verl's two rates are of the drafts above temperature 0, which is training; those at it (validation) are beside them,
+    under `rollout_spec/greedy_..`.
     """
     gained = [gain(status, before.get(engine)) for engine, status in now.items()]
     result = {"rollout_spec/engines": float(len(gained))}
     if not gained:
         return result
-    total: dict[str, Any] = {name: _add([one[name] for one in gained]) for name in COUNTERS}
+    total = added(gained)
     policies = [status["policy"] for status in now.values() if status["policy"]]
     state = {
         "k": sum(status["k"] for status in now.values()) / len(now),
@@ -70,11 +71,11 @@ def fleet_metrics(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Map
     }
     result |= _controller({**total, **state})
     result["rollout_spec/tail_seconds"] = max(one["tail_seconds"] for one in gained)
-    result["rollout_spec/weight_updates"] = float(min(status["weight_updates"] for status in now.values()))
-    drafted, accepted = sum(total["drafted_per_position"]), sum(total["accepted_per_position"])
-    if drafted:
-        result["rollout/spec_accept_rate"] = accepted / drafted
-        result["rollout/spec_accept_length"] = 1 + accepted / total["drafted_per_position"][0]
+    for name in ("weight_updates", "draft_refreshes"):
+        result[f"rollout_spec/{name}"] = float(min(status[name] for status in now.values()))
+    result["rollout_spec/preemptions"] = float(total["preemptions"])
+    result |= _rates("rollout/spec", *sampled(total))
+    result |= _rates("rollout_spec/greedy", total["greedy_drafted_per_position"], total["greedy_accepted_per_position"])
     return result
 
 
@@ -84,8 +85,11 @@ COUNTERS = (
     "seconds_by_bucket",
     "drafted_per_position",
     "accepted_per_position",
+    "greedy_drafted_per_position",
+    "greedy_accepted_per_position",
     "speculated_sequence_steps",
     "tail_seconds",
+    "preemptions",
 )
 
 
@@ -94,10 +98,33 @@ def gain(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, 
     return {name: _minus(now[name], before[name]) if before else now[name] for name in COUNTERS}
 
 
+def sampled(counts: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Of a status or a gain: tokens drafted and accepted above temperature 0, by position."""
+    return (
+        _minus(counts["drafted_per_position"], counts["greedy_drafted_per_position"]),
+        _minus(counts["accepted_per_position"], counts["greedy_accepted_per_position"]),
+    )
+
+
+def _rates(prefix: str, drafted: Sequence[int], accepted: Sequence[int]) -> dict[str, float]:
+    """By position; nothing without a draft."""
+    if not drafted[0]:
+        return {}
+    return {
+        f"{prefix}_accept_rate": sum(accepted) / sum(drafted),
+        f"{prefix}_accept_length": 1 + sum(accepted) / drafted[0],
+    }
+
+
 def _minus(now: Any, before: Any) -> Any:
     if isinstance(now, list):
         return [_minus(a, b) for a, b in zip(now, before, strict=True)]
     return now - before
+
+
+def added(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The COUNTERS of several gains together."""
+    return {name: _add([one[name] for one in gains]) for name in COUNTERS}
 
 
 def _add(values: Sequence[Any]) -> Any:

@@ -94,6 +94,25 @@ def test_new_versions_widen_the_uncertainty_refreshes_more():
     assert sd["nothing"] < sd["policy_updated"] < sd["draft_refreshed"]
 
 
+@pytest.mark.parametrize("kind", [Goodput, Budget])
+def test_validation_does_not_change_what_is_known_of_training(kind):
+    """At temperature 0 everything is accepted, above it hardly anything; each is chosen by what is known of it."""
+    policy = kind(4)
+
+    def generate(greedy, rate, steps):
+        views = [StepView(decode=4, greedy=greedy)] * steps
+        return feed(policy, steps, lambda k, t: 0.01 * (1 + 0.15 * k), rate, views)
+
+    generate(False, 0.02, 300)
+    length = policy.acceptance.length()[0][4]
+    assert length < 1.1
+    assert np.mean(generate(True, 0.95, 100)[20:]) > 2
+    assert policy.acceptance.length()[0][4] > 3
+    chosen = generate(False, 0.02, 40)
+    assert np.mean([k > 0 for k in chosen[2:]]) < 0.2
+    assert policy.acceptance.length()[0][4] == pytest.approx(length, abs=0.1)
+
+
 def test_profile_of_another_machine_is_put_aside_one_of_a_slower_day_is_not():
     times = {}
     for factor in (1.5, 30.0):
@@ -180,7 +199,17 @@ def feed(policy, steps, seconds, rate, views=None, decode=32):
         drafted = np.where(on, view.decode, 0).tolist()
         accepted = np.where(on, np.rint(view.decode * survival), 0).astype(int).tolist()
         policy.observe(
-            StepResult(seconds(k, t), view.decode, 0, k, decision.k, drafted, accepted, view.decode if k else 0)
+            StepResult(
+                seconds(k, t),
+                view.decode,
+                0,
+                k,
+                decision.k,
+                drafted,
+                accepted,
+                view.decode if k else 0,
+                greedy=view.greedy,
+            )
         )
         k = decision.k
         chosen.append(k)

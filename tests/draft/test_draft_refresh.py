@@ -68,6 +68,21 @@ def test_a_drafter_without_a_head_is_refused() -> None:
         DraftRefresh(Bare(Config()))  # type: ignore[arg-type]
 
 
+def test_a_refresh_that_is_due_waits_for_weights(policy: tuple[Path, Path, list[Rollout]]) -> None:
+    _, refresh = made(policy, None, policy="every", every=1)
+    with refresh:
+        refresh.after_update(None)
+        decision = refresh.after_rollout(policy[2])
+        assert (decision.refresh, decision.code) == (False, "no_weights")
+        assert refresh.wants_weights
+        assert not refresh.running
+        refresh.after_update(policy[0])
+        assert refresh.after_rollout([]).refresh
+        assert not refresh.wants_weights
+        assert refresh.running
+        assert refresh.metrics()["rollout_spec/refresh_reason/no_weights"] == 1
+
+
 @pytest.mark.slow
 def test_a_head_goes_in_between_steps_and_is_there_after_a_restart(
     policy: tuple[Path, Path, list[Rollout]], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -103,3 +103,17 @@ def test_another_bound_holds_at_once(tmp_path: Path) -> None:
     Replay(1000, 4, path).add([sample(10) for _ in range(20)], 1)
     assert Replay(100, 4, path).tokens <= 100
     assert len(path.read_text().splitlines()) <= 8
+
+
+def test_a_trainer_that_goes_back_takes_its_rollouts_back(tmp_path: Path) -> None:
+    """Else those of the abandoned steps, being newer, would keep the new ones out for as long as versions are kept."""
+    path = tmp_path / "rollouts.jsonl"
+    replay = Replay(1000, 3, path)
+    for version in range(1, 9):
+        replay.add([sample(10)], version)
+    again = Replay(1000, 3, path)
+    again.forget_from(7)
+    again.add([sample(10)], 7)
+    assert again.versions == [6, 7]
+    assert again.tokens == 24
+    assert Replay(1000, 3, path).versions == [6, 7]

@@ -157,6 +157,7 @@ def test_a_replaced_draft_file_tells_the_policy_once(tmp_path: Path) -> None:
         loop.decide(StepView(decode=1))
         loop.decide(StepView(decode=1))
         assert told == ["draft"] * (version + 1)
+    assert loop.status()["draft_refreshes"] == 3
 
 
 def test_a_policy_that_trips_over_a_new_draft_costs_only_speed(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_harness import Driver, Recorder, make_config, make_scheduler, request
+from scheduler_harness import EOS, Driver, Recorder, make_config, make_scheduler, request
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from rollout_spec.control.policy import Decision, StepResult, StepView
+from rollout_spec.engine.responses import Response, take
 from rollout_spec.engine.scheduler import DynamicAsyncScheduler, DynamicScheduler
 
 both = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -154,6 +155,7 @@ def test_preempted_requests_come_back_as_prefills(config: Callable[..., Any], as
         scheduler.add_request(request(name, prompt=20, output=60))
     driver.run()
     assert any(step.preempted for step in driver.steps)
+    assert scheduler._loop.status()["preemptions"] == sum(step.preempted for step in driver.steps)
     check_against_recount(recorder, driver)
 
 
@@ -397,3 +399,62 @@ def test_a_sampler_known_to_be_wrong_turns_drafts_off_where_it_samples(config: C
     ks = [step.k for step in driver.steps]
     assert ks[:5] == [0] * 5
     assert set(ks[6:]) == {3}
+
+
+@both
+def test_responses_are_left_for_who_trains_on_them(
+    config: Callable[..., Any], asynchronous: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "responses"
+    file.write_text("of an engine before\n")
+    settings = {"policy": {"name": "off"}, "responses_file": str(file)}
+    scheduler = make_scheduler(config(settings), asynchronous=asynchronous)
+    driver = Driver(scheduler)
+    scheduler.add_request(request("capped", prompt=3, output=5, temperature=0.5))
+    scheduler.add_request(request("aborted", output=50))
+    for _ in range(4):
+        driver.step()
+    scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
+    driver.token = lambda name: EOS
+    scheduler.add_request(request("stopped", prompt=4, ignore_eos=False))
+    driver.run()
+    driver.step()  # the engine is told of the last ones in a step of their own
+    found = {len(one.prompt): one for one in take(file)}
+    assert found[3] == Response([1, 2, 3], [*found[3].response], 0.5, ended=False)
+    assert len(found[3].response) == 5
+    assert found[4] == Response([1, 2, 3, 4], [EOS], 0.0, ended=True)
+    assert len(found) == 2
+    assert list(take(file)) == []
+
+
+def test_a_response_that_is_torn_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "responses"
+    line = json.dumps({"prompt": [1], "response": [2], "temperature": 1.0, "ended": True})
+    file.write_text(f"{line}\n{line[:20]}")
+    assert list(take(file)) == [Response([1], [2], 1.0, True)]
+
+
+@both
+def test_steps_at_temperature_0_are_told_apart(config: Callable[..., Any], asynchronous: bool) -> None:
+    """Validation between training, and both at once: then it counts as what is sampled."""
+    scheduler = make_scheduler(config(), asynchronous=asynchronous)
+    recorder = recorded(scheduler, lambda view: 2)
+    driver = Driver(scheduler, accept=lambda name, drafts: min(drafts, 1))
+    seen = []
+    for names in ("a", "B", "aB"):
+        for name in names:
+            scheduler.add_request(request(name, output=30, temperature=float(name.isupper())))
+        before = len(recorder.results)
+        driver.run()
+        results = recorder.results[before:]
+        seen.append([result.greedy for result in results if result.decode])
+    assert all(seen[0])
+    assert not any(seen[1])
+    # The last steps may be of one of them alone.
+    assert seen[2][:5] == [False] * 5
+    status = scheduler._loop.status()
+    greedy = [result for result in recorder.results if result.greedy]
+    for name in ("drafted", "accepted"):
+        counts = [sum(getattr(result, name)[j] for result in greedy) for j in range(4)]
+        assert status[f"greedy_{name}_per_position"] == counts
+        assert 0 < counts[0] < status[f"{name}_per_position"][0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,22 @@ def test_a_fleets_metrics_are_of_what_came_since_the_last_reading() -> None:
     assert found["rollout_spec/seconds/live_from_3"] == 0.5
     again = {"old": reading(old), "new": reading(new)}
     assert not any(name.startswith(("rollout/", "rollout_spec/mean_k")) for name in fleet_metrics(again, again))
+
+
+def test_validation_is_told_apart_from_training() -> None:
+    engine = ControlLoop(Two(), 2)
+    engine.observe(step(4, accepted=1))
+    engine.observe(replace(step(2, accepted=2), greedy=True))
+    found = fleet_metrics({"a": reading(engine)}, {})
+    assert found["rollout/spec_accept_rate"] == pytest.approx(1 / 8)
+    assert found["rollout/spec_accept_length"] == pytest.approx(1.25)
+    assert found["rollout_spec/greedy_accept_rate"] == pytest.approx(2 / 4)
+    assert found["rollout_spec/greedy_accept_length"] == pytest.approx(2.0)
+    before = {"a": reading(engine)}
+    engine.observe(replace(step(2, accepted=2), greedy=True))
+    only = fleet_metrics({"a": reading(engine)}, before)
+    assert "rollout/spec_accept_rate" not in only
+    assert only["rollout_spec/greedy_accept_length"] == pytest.approx(2.0)
 
 
 def test_a_fleets_tail_is_the_longest_one() -> None:

@@ -125,6 +125,8 @@ def test_the_users_own_engine_arguments_stay(rollout: Callable[..., Any]) -> Non
         ([f"{GROUP}.drafter.method=mtp"], ["drafter.method", "model.mtp.enable"]),
         ([f"{GROUP}.drafter=ngram"], ["rollout.rollout_spec", "drafter"]),
         ([f"{GROUP}.weight_sync_seconds=0"], ["weight_sync_seconds", "above 0"]),
+        ([f"{GROUP}.refresh.policy=every"], ["rollout_spec.refresh", "'ngram'", "eagle3"]),
+        ([f"{GROUP}.refresh.secs=5"], ["refresh.secs", "no such option"]),
         (
             ["+actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls=mine.Scheduler"],
             ["engine_kwargs.vllm.scheduler_cls", "sets it too"],
@@ -147,7 +149,37 @@ def test_a_drafter_with_weights_loads_them(rollout: Callable[..., Any], tmp_path
     made = rollout(
         f"{GROUP}.drafter={{method: eagle3, model: {tmp_path}}}", "actor_rollout_ref.rollout.free_cache_engine=False"
     )
-    assert made.engine_kwargs["vllm"]["speculative_config"]["draft_load_config"] == {"load_format": "auto"}
+    arguments = made.engine_kwargs["vllm"]
+    assert arguments["speculative_config"]["draft_load_config"] == {"load_format": "auto"}
+    # ... so it is refreshed, unless it is not to be.
+    settings = arguments["additional_config"][SETTINGS_KEY]
+    assert arguments["worker_extension_cls"] == "rollout_spec_verl.worker_extension.WorkerExtension"
+    assert {"status_file", "draft_file", "responses_file"} <= settings.keys()
+    assert made.ours().refresh.policy == "measured"
+
+
+def test_a_head_that_is_never_refreshed_leaves_verls_workers_alone(rollout: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    arguments = rollout(
+        f"{GROUP}.drafter={{method: eagle3, model: {tmp_path}}}",
+        f"{GROUP}.refresh.policy=never",
+        "actor_rollout_ref.rollout.free_cache_engine=False",
+    ).engine_kwargs["vllm"]
+    assert "worker_extension_cls" not in arguments
+    assert arguments["additional_config"][SETTINGS_KEY].keys() & {"draft_file", "responses_file"} == set()
+
+
+def test_an_extension_of_the_users_stays(rollout: Callable[..., Any], tmp_path: Path) -> None:
+    """As on a CPU; it has to derive from ours."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    arguments = rollout(
+        f"{GROUP}.drafter={{method: eagle3, model: {tmp_path}}}",
+        "actor_rollout_ref.rollout.free_cache_engine=False",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=mine.Extension",
+    ).engine_kwargs["vllm"]
+    assert arguments["worker_extension_cls"] == "mine.Extension"
 
 
 def test_an_mtp_head_trained_by_verl_is_drafted_with(rollout: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,12 @@ def tracking(monkeypatch: pytest.MonkeyPatch) -> Any:
     """verl's logger with the file backend, and ours in it; both as they were afterwards."""
     from verl.utils.tracking import Tracking
 
-    monkeypatch.setattr(Tracking, "log", Tracking.log)
+    for name in ("__init__", "log"):
+        monkeypatch.setattr(Tracking, name, getattr(Tracking, name))
     return Tracking
 
 
 def test_our_metrics_are_in_verls_log(tracking: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import json
-
     status = {
         "k": 2,
         "failed": False,
@@ -52,12 +52,25 @@ def test_our_metrics_are_in_verls_log(tracking: Any, monkeypatch: pytest.MonkeyP
         "seconds_by_bucket": [1.0, 0.0, 0.0],
         "drafted_per_position": [8, 4],
         "accepted_per_position": [4, 2],
+        "greedy_drafted_per_position": [0, 0],
+        "greedy_accepted_per_position": [0, 0],
         "speculated_sequence_steps": 8,
         "tail_seconds": 0.5,
         "weight_updates": 3,
+        "draft_refreshes": 1,
+        "preemptions": 0,
         "policy": {"effective_speedup": 1.25},
     }
-    monkeypatch.setattr(metrics, "read_all", lambda: {"node:1": status})
+    readings = iter([{}, {"node:1": status}, {"node:1": status}])  # none yet when the logger begins
+    asked = []
+
+    class Refresh:
+        def step(self, step: int, now: Any, before: Any) -> dict[str, float]:
+            asked.append((step, now, before))
+            return {"rollout_spec/draft_version": 7.0}
+
+    monkeypatch.setattr(metrics.RayEngines, "statuses", lambda self: next(readings))
+    monkeypatch.setattr(metrics.RayEngines, "refresh", lambda self, statuses: Refresh())
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "log.jsonl"))
     overrides._log_ours()
     overrides._log_ours()  # once only
@@ -65,6 +78,7 @@ def test_our_metrics_are_in_verls_log(tracking: Any, monkeypatch: pytest.MonkeyP
     logger.log({"critic/score/mean": 0.5}, 1)
     logger.log({"critic/score/mean": 0.5}, step=2)
     logger.finish()
+    assert asked == [(1, {"node:1": status}, {}), (2, {"node:1": status}, {"node:1": status})]
     first, second = (json.loads(line)["data"] for line in (tmp_path / "log.jsonl").read_text().splitlines())
     assert first["critic/score/mean"] == 0.5
     assert first["rollout/spec_accept_rate"] == 0.5
@@ -74,17 +88,35 @@ def test_our_metrics_are_in_verls_log(tracking: Any, monkeypatch: pytest.MonkeyP
     # Nothing was generated since.
     assert "rollout/spec_accept_rate" not in second
     assert second["rollout_spec/effective_speedup"] == 1.25
+    assert second["rollout_spec/draft_version"] == 7.0
+
+
+def test_a_job_whose_heads_cannot_be_refreshed_goes_on(
+    tracking: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Any, statuses: Any) -> None:
+        raise RuntimeError("a planted failure")
+
+    monkeypatch.setattr(metrics.RayEngines, "statuses", lambda self: {})
+    monkeypatch.setattr(metrics.RayEngines, "refresh", broken)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "log.jsonl"))
+    overrides._log_ours()
+    logger = tracking("project", "experiment", default_backend=["file"])
+    logger.log({"a": 1.0}, 1)
+    logger.finish()
+    assert "draft heads are not refreshed in this run" in caplog.text
+    assert json.loads((tmp_path / "log.jsonl").read_text())["data"] == {"a": 1.0, "rollout_spec/engines": 0.0}
 
 
 def test_metrics_that_fail_cost_no_step(tracking: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = 0
 
-    def broken() -> None:
+    def broken(self: Any) -> None:
         nonlocal calls
         calls += 1
         raise OSError("no Ray")
 
-    monkeypatch.setattr(metrics, "read_all", broken)
+    monkeypatch.setattr(metrics.RayEngines, "statuses", broken)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "log.jsonl"))
     overrides._log_ours()
     logger = tracking("project", "experiment", default_backend=["file"])
@@ -92,7 +124,7 @@ def test_metrics_that_fail_cost_no_step(tracking: Any, monkeypatch: pytest.Monke
         logger.log({"a": 1.0}, step)
     logger.finish()
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 6
-    assert calls == metrics.PATIENCE
+    assert calls == 1 + metrics.PATIENCE  # once at the start
 
 
 def test_an_engine_that_never_answers_ends_the_weight_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,6 +140,7 @@ def test_an_engine_that_never_answers_ends_the_weight_update(monkeypatch: pytest
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     assert list(compat.sender_problems()) == []
+    assert list(compat.worker_problems()) == []
     for name in ("_init_socket", "async_send_weights"):
         monkeypatch.setattr(BucketedWeightSender, name, getattr(BucketedWeightSender, name))
     overrides._limit_weight_sync(0.2)

@@ -1,4 +1,4 @@
-"""A small GRPO job: two steps of `python -m verl.trainer.main_ppo` on this CPU, in a process of its own."""
+"""A small GRPO job: `python -m verl.trainer.main_ppo` on this CPU, in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rollout_spec_verl.cpu import ENVIRONMENT
 
@@ -16,20 +17,23 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 480
 
 
-def run(folder: Path, model: Path, overrides: Iterable[str] = (), seconds: float = SECONDS) -> tuple[int, str]:
+def run(
+    folder: Path, model: Path, overrides: Iterable[str] = (), environment: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
     """Exit status (-1: it took too long) and output of the job; `folder` gets its data and its metrics.
 
     Ray gives its node 30 s to start, whatever else the machine does: that is tried once more.
     """
     overrides = list(overrides)
-    status, output = _once(folder, model, overrides, seconds)
+    status, output = _once(folder, model, overrides, environment)
     if "node timed out during startup" in output:
-        status, output = _once(folder, model, overrides, seconds)
+        status, output = _once(folder, model, overrides, environment)
     return status, output
 
 
-def _once(folder: Path, model: Path, overrides: list[str], seconds: float) -> tuple[int, str]:
+def _once(folder: Path, model: Path, overrides: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
     write_data(folder)
+    (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a job before
     command = [
         sys.executable,
         *("-W", "ignore", "-m", "verl.trainer.main_ppo"),
@@ -44,7 +48,11 @@ def _once(folder: Path, model: Path, overrides: list[str], seconds: float) -> tu
     ]
     here = Path(__file__).parent
     path = os.pathsep.join([*map(str, (ROOT, ROOT / "integrations", here)), os.environ.get("PYTHONPATH", "")])
+    # With vLLM's worker in the process of its engine core there is one process less that imports everything.
+    fewer = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     quiet = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
+    # Many processes import the same thousands of modules, which not every installer compiles: once for all jobs.
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder.parent / "compiled")}
     log = folder / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -56,13 +64,16 @@ def _once(folder: Path, model: Path, overrides: list[str], seconds: float) -> tu
                 **os.environ,
                 **ENVIRONMENT,
                 **quiet,
+                **fewer,
+                **compiled,
+                **environment,
                 "PYTHONPATH": path,
                 "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
             },
             start_new_session=True,  # with Ray's processes in it, so that they can be ended together
         )
         try:
-            status = process.wait(seconds)
+            status = process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             status = -1
         finally:

@@ -21,4 +21,6 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    # Else Ray begins with an idle process for each of its processors, of which it is told more than there are.
+    "RAY_prestart_worker_first_driver": "0",
 }

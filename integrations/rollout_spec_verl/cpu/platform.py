@@ -31,6 +31,7 @@ class _Device(types.ModuleType):
 
     memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = _zero
     reset_peak_memory_stats = reset_accumulated_memory_stats = set_per_process_memory_fraction = _nothing
+    set_rng_state = staticmethod(torch.set_rng_state)  # of a checkpoint, which has one for the device
     empty_cache = ipc_collect = synchronize = set_device = manual_seed = manual_seed_all = _nothing
 
     def mem_get_info(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
@@ -63,22 +64,16 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: Any) -> None:
-        pass
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
 
-    def synchronize(self, device_index: Any = None) -> None:
-        pass
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -93,12 +88,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         return "GPU"  # a logical one: verl's resource pools know GPU and NPU
 
@@ -107,9 +96,6 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None
 
 
 def _one_backend() -> None:

@@ -1,4 +1,4 @@
-"""verl's extension of vLLM's workers, for workers on a CPU: they can take new weights.
+"""Our extension of vLLM's workers in verl, for workers on a CPU: they can take new weights.
 
 vLLM repacks the weights of linear layers on a CPU when it loads them and drops the originals, so that verl's loading
 in place finds nothing to load into. Here they stay as they are.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.layers import utils as layers
+
+from rollout_spec_verl import worker_extension
 
 if not hasattr(layers, "dispatch_cpu_unquantized_gemm"):
     raise RuntimeError("vllm.model_executor.layers.utils has no dispatch_cpu_unquantized_gemm: who packs weights now?")
@@ -23,7 +24,7 @@ def _unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
 layers.dispatch_cpu_unquantized_gemm = _unpacked
 
 
-class WorkerExtension(vLLMColocateWorkerExtension):
+class WorkerExtension(worker_extension.WorkerExtension):
     """`engine_kwargs.vllm.worker_extension_cls`."""
 
     def _update_weights(self, weights: Any, peft_config: Any, base_sync_done: bool) -> None:

@@ -1,0 +1,74 @@
+"""What results.json of `run.py` says, by arm: rewards, probabilities, times against plain verl, acceptance over steps.
+
+python experiments/verl/report.py [results.json]      # a table, and plots beside the file
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+REWARD, LENGTH = "critic/score/mean", "rollout/spec_accept_length"
+TOKEN, DIFF = "timing_per_token_ms/gen", "training/rollout_probs_diff"
+
+Steps = list[dict[str, Any]]
+
+
+def ends(steps: Steps) -> tuple[float, float]:
+    """Mean reward of the first and the last sixth."""
+    rewards, share = [step[REWARD] for step in steps], max(len(steps) // 6, 1)
+    return statistics.mean(rewards[:share]), statistics.mean(rewards[-share:])
+
+
+def token_ms(steps: Steps) -> float:
+    """Median over the steps; those that begin a job, or go on with one, start everything up."""
+    return statistics.median(step[TOKEN] for step in steps if not step["training/starts_up"])
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3f} [{min(values):.3f}-{max(values):.3f}]"
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results.json"
+    runs: dict[str, dict[int, Steps]] = defaultdict(dict)
+    for run in json.loads(path.read_text())["runs"]:
+        runs[run["arm"]][run["seed"]] = run["steps"]
+    print("median [range] over the seeds; time a generated token over plain verl's of the same seed")
+    for arm, seeds in runs.items():
+        first, last = zip(*(ends(steps) for steps in seeds.values()), strict=True)
+        mean = [statistics.mean(step[f"{DIFF}_mean"] for step in steps) for steps in seeds.values()]
+        most = [max(step[f"{DIFF}_max"] for step in steps) for steps in seeds.values()]
+        print(f"{arm:10} reward {spread(first)} -> {spread(last)}")
+        print(f"{'':10} probabilities differ by {spread(mean)} on average, {spread(most)} at most")
+        against = [token_ms(steps) / token_ms(runs["plain"][s]) for s, steps in seeds.items() if s in runs["plain"]]
+        if against:
+            print(f"{'':10} time a token {spread(against)}")
+    plot(runs, path.parent)
+
+
+def plot(runs: dict[str, dict[int, Steps]], folder: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for name, value, title in (("reward", REWARD, "mean reward"), ("acceptance", LENGTH, "acceptance length")):
+        figure, axes = pyplot.subplots(figsize=(8, 4.5))
+        for number, (arm, seeds) in enumerate(runs.items()):
+            for index, steps in enumerate(seeds.values()):
+                points = [(at, step[value]) for at, step in enumerate(steps, 1) if value in step]
+                if points:
+                    axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.6, label=None if index else arm)
+        axes.set(xlabel="step", ylabel=title)
+        axes.legend()
+        figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
