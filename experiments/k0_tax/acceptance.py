@@ -21,7 +21,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 # The tests' engines and policies.
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "engine"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "shared"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SCHEMA = "rollout-spec/k0-acceptance/1"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "tests" / "engine")]
+sys.path[:0] = [str(HERE.parents[1] / "tests" / folder) for folder in ("engine", "shared")]
 
 import fire  # noqa: E402
 from fresh import run_fresh  # noqa: E402

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "tests" / "engine")]
+sys.path[:0] = [str(HERE.parents[1] / "tests" / folder) for folder in ("engine", "shared")]
 
 import fire  # noqa: E402
+import verdict  # noqa: E402
 from fresh import run_fresh  # noqa: E402
 
 from rollout_spec import provenance  # noqa: E402
@@ -48,7 +49,7 @@ def main() -> int:
         folder = Path(scratch)
         fire.make_models(folder, TARGETS, HEADS)
         result = run_fresh(fire.storm, folder, args.updates, TARGETS, HEADS, args.seed)
-        found = fire.check(folder, result)
+        found = verdict.check(folder, result)
     rollouts = [rollout for _, rollout in result["rollouts"]]
     report: dict[str, Any] = {
         "schema": SCHEMA,

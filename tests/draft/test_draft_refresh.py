@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moved import responses, trained, untrained_head
+from chain import Moved
 
 from rollout_spec.config import Config, ConfigError, parse_config
 from rollout_spec.draft.samples import Sample
@@ -43,11 +43,8 @@ class Bare:
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Rollout]]:
-    folder = tmp_path_factory.mktemp("policy")
-    target = trained(1, folder / "target", steps=60)
-    samples = responses(target, 64, 5)
-    return target, untrained_head(target, samples, folder / "head"), [rollout(sample) for sample in samples]
+def policy(moved: Moved) -> tuple[Path, Path, list[Rollout]]:
+    return moved.before, moved.untrained, [rollout(sample) for sample in moved.samples_before[:64]]
 
 
 def rollout(sample: Sample) -> Rollout:

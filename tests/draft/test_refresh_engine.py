@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moved import PROMPT, VOCABULARY, responses, trained, untrained_head
+from chain import PROMPT, WORDS, Moved
+from fresh import run_fresh
+from refreshing import DRAFT, OPTIONS, K
+from tiny import BEGIN
 
-from rollout_spec.config import DraftConfig, RefreshConfig, SamplingConfig, parse_config
-from rollout_spec.draft.refresher import Refresher
-from rollout_spec.draft.replay import Kept
+from rollout_spec.config import SamplingConfig, parse_config
 from rollout_spec.rollout.draft_refresh import DraftRefresh
-from rollout_spec.rollout.recording import in_process
 
-K, PASSES = 3, 30
-PROMPTS = [[1, *(3 + (7 * i + 5 * j) % (VOCABULARY - 3) for j in range(PROMPT - 1))] for i in range(48)]
-
-
-def first_head(before: Path, folder: Path) -> Path:
-    samples = responses(before, 96, 1000)
-    options = RefreshConfig(seconds=1e5, timeout=2e5, rate_share=2.0)
-    refresher = Refresher(folder, options, DraftConfig(max_passes=PASSES, batch_tokens=1024))
-    refresher.start(before, untrained_head(before, samples, folder / "none"), [Kept(s, 0) for s in samples], K, 0)
-    while (outcome := refresher.poll()) is None:
-        time.sleep(0.05)
-    assert outcome.head is not None, outcome.problem
-    return outcome.head
+PROMPTS = [[BEGIN, *(WORDS[(7 * i + 5 * j) % len(WORDS)] for j in range(PROMPT - 1))] for i in range(48)]
 
 
 def follow(before: Path, after: Path, head: Path) -> dict[str, Any]:
@@ -46,8 +33,8 @@ def follow(before: Path, after: Path, head: Path) -> dict[str, Any]:
             },
             "drafter": {"method": "eagle3", "model": str(head), "k_max": K},
             "policy": {"name": "fixed", "k": K},
-            "draft": {"max_passes": PASSES, "batch_tokens": 1024},
-            "refresh": {"policy": "every", "every": 1, "seconds": 1e5, "timeout": 2e5, "rate_share": 2.0},
+            "draft": DRAFT.model_dump(),
+            "refresh": OPTIONS.model_dump() | {"policy": "every", "every": 1},
         }
     )
     sampling = SamplingConfig(temperature=1.0, max_tokens=40, logprobs=False)
@@ -74,10 +61,8 @@ def follow(before: Path, after: Path, head: Path) -> dict[str, Any]:
 
 
 @pytest.mark.engine
-def test_a_refresh_brings_acceptance_back_in_the_running_engine(tmp_path: Path) -> None:
-    before = trained(1, tmp_path / "before")
-    after = trained(2, tmp_path / "after", start=before, steps=80)
-    found = in_process(follow, before, after, first_head(before, tmp_path / "first"))
+def test_a_refresh_brings_acceptance_back_in_the_running_engine(moved: Moved, first_head: Path) -> None:
+    found = run_fresh(follow, moved.before, moved.after, first_head)
     assert found["own"] > 2.3
     assert found["moved"] < 1.5
     assert found["still"] < 1.5

@@ -5,57 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
-from moved import VOCABULARY, responses, trained, untrained_head
+from chain import VOCABULARY, Moved, responses
+from refreshing import DRAFT, OPTIONS, K, finish, kept
 
-from rollout_spec.config import ConfigError, DraftConfig, RefreshConfig
+from rollout_spec.config import ConfigError, RefreshConfig
 from rollout_spec.draft.acceptance import judge_samples
 from rollout_spec.draft.checkpoint import load_head
 from rollout_spec.draft.features import Target
 from rollout_spec.draft.loss import Shared
 from rollout_spec.draft.refresh_job import split
-from rollout_spec.draft.refresher import Outcome, Refresher
-from rollout_spec.draft.replay import Kept
+from rollout_spec.draft.refresher import Refresher
 from rollout_spec.draft.samples import Sample
-
-K = 3
-# Passes end the training, not the clock, so that a busy machine trains the same head.
-DRAFT = DraftConfig(max_passes=30, batch_tokens=1024)
-OPTIONS = RefreshConfig(seconds=1e5, timeout=2e5, rate_share=2.0)
-
-
-class Moved(NamedTuple):
-    before: Path
-    after: Path
-    untrained: Path
-    samples_before: list[Sample]
-    samples_after: list[Sample]
-
-
-@pytest.fixture(scope="module")
-def moved(tmp_path_factory: pytest.TempPathFactory) -> Moved:
-    folder = tmp_path_factory.mktemp("moved")
-    before = trained(1, folder / "before")
-    after = trained(2, folder / "after", start=before, steps=80)
-    first, second = responses(before, 128, 1000), responses(after, 128, 2000)
-    return Moved(before, after, untrained_head(before, first, folder / "untrained"), first, second)
-
-
-def kept(samples: list[Sample], version: int = 0) -> list[Kept]:
-    return [Kept(sample, version) for sample in samples]
-
-
-def finish(refresher: Refresher) -> Outcome:
-    while (outcome := refresher.poll()) is None:
-        time.sleep(0.05)
-    assert not refresher.running
-    assert refresher.poll() is None
-    return outcome
 
 
 def predicted(head: Path, policy: Path, samples: list[Sample]) -> float:
@@ -68,17 +32,17 @@ def predicted(head: Path, policy: Path, samples: list[Sample]) -> float:
 
 
 @pytest.mark.slow
-def test_a_moved_policy_makes_the_head_stale_and_a_refresh_brings_it_back(moved: Moved, tmp_path: Path) -> None:
-    refresher = Refresher(tmp_path, OPTIONS, DRAFT)
-    refresher.start(moved.before, moved.untrained, kept(moved.samples_before), K, 0)
-    first = finish(refresher)
-    assert first.head is not None, first.problem
+def test_a_moved_policy_makes_the_head_stale_and_a_refresh_brings_it_back(
+    moved: Moved, first_head: Path, tmp_path: Path
+) -> None:
     unseen = responses(moved.before, 24, 7000), responses(moved.after, 24, 8000)
-    assert predicted(first.head, moved.before, unseen[0]) > 2.5
-    frozen = predicted(first.head, moved.after, unseen[1])
+    assert predicted(first_head, moved.before, unseen[0]) > 2.5
+    frozen = predicted(first_head, moved.after, unseen[1])
     assert frozen < 1.5
 
-    refresher.start(moved.after, first.head, kept(moved.samples_after, 1), K, 1)
+    refresher = Refresher(tmp_path, OPTIONS, DRAFT)
+    (tmp_path / "refresh-1").mkdir()
+    refresher.start(moved.after, first_head, kept(moved.samples_after, 1), K, 1)
     second = finish(refresher)
     assert second.head is not None, second.problem
     assert predicted(second.head, moved.after, unseen[1]) > frozen + 1.0
@@ -88,7 +52,7 @@ def test_a_moved_policy_makes_the_head_stale_and_a_refresh_brings_it_back(moved:
     assert second.after > 2.5
     assert second.cost > 0
     known = load_head(second.head).provenance
-    assert known["init"] == str(first.head)
+    assert known["init"] == str(first_head)
     assert known["target"]["policy_version"] == 1
 
     # The head that the next one starts from stays, what is older goes.
@@ -114,8 +78,8 @@ def test_bad_data_is_named(moved: Moved, tmp_path: Path) -> None:
     outcome = finish(refresher)
     assert outcome.head is None
     assert "index out of range" in outcome.problem
-    (moved.untrained.parent / "broken").mkdir()
-    refresher.start(moved.before, moved.untrained.parent / "broken", kept(moved.samples_before), K, 0)
+    (tmp_path / "broken").mkdir()
+    refresher.start(moved.before, tmp_path / "broken", kept(moved.samples_before), K, 0)
     assert "config.json" in finish(refresher).problem
 
 

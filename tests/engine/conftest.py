@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tiny
 
 from rollout_spec.model import DEFAULT_MODEL, resolve
-
-VOCABULARY = 32
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,29 +25,6 @@ def smollm() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer Llama with random weights over 32 tokens: broad next-token laws, steps of 2 ms."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        # Random logits are nearly equal; spread out, some tokens are likely and drafts are sometimes accepted.
-        model.lm_head.weight.mul_(8.0)
-        model.model.embed_tokens.weight.mul_(20.0)
+    """Random weights: broad next-token laws, steps of 2 ms."""
     folder = tmp_path_factory.mktemp("tiny_model")
-    model.float().save_pretrained(folder)
-    return folder
+    return tiny.make_target(folder, num_hidden_layers=2, tie_word_embeddings=False)

@@ -5,38 +5,28 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from fresh import engine, run_fresh, scheduler_of
-from heads import look_up_pair
+from look_up import Pair, broad_pair
 from policies import Cycle
-from safetensors.torch import load_file, save_file
 
-from rollout_spec.config import SamplingConfig, parse_config
-from rollout_spec.engine.launch import engine_arguments
+from rollout_spec.config import SamplingConfig
+from rollout_spec.rollout.worker import RolloutWorker
 from rollout_spec.workload import generate_prompts
 
-GREEDY = SamplingConfig(temperature=0, max_tokens=32)
+GREEDY = SamplingConfig(temperature=0, max_tokens=32, logprobs=False)
 
 
 def greedy_tokens(model: Path, arm: str) -> tuple[list[list[int]], int]:
-    """Tokens of 100 prompts, and how many draft tokens were accepted."""
-    prompts = [prompt.messages for prompt in generate_prompts(100, seed=7)]
-    options: dict[str, Any] = {"engine__max_model_len": 256}
-    arguments = None
-    if arm != "dynamic":
-        config = parse_config(
-            {
-                "model": str(model),
-                "engine": {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 32, "kv_cache_gib": 0.5},
-                "drafter": {"k_max": 3},
-            }
-        )
-        arguments = engine_arguments(config, drafter=config.drafter if arm == "fixed" else None, policy=None)
-    with engine(model, arguments, **options) as worker:
+    """Tokens of 100 prompts, and how many draft tokens were accepted. dynamic: another K at every step."""
+    # Without the chat around them, which would be half of the test's time.
+    prompts = [prompt.messages[0]["content"] for prompt in generate_prompts(100, seed=7)]
+    k_max = 3 if arm == "stock" else 5
+    with engine(model, "ours" if arm == "dynamic" else arm, engine__max_model_len=256, drafter__k_max=k_max) as worker:
         if arm == "dynamic":
             scheduler_of(worker)._loop.policy = Cycle()
         rollouts = worker.generate(prompts, sampling=GREEDY)
@@ -46,48 +36,57 @@ def greedy_tokens(model: Path, arm: str) -> tuple[list[list[int]], int]:
 def test_greedy_tokens_are_identical_in_float32(smollm: Path) -> None:
     off, _ = run_fresh(greedy_tokens, smollm, "off")
     assert len(off) == 100
-    for arm in ("fixed", "dynamic"):
+    for arm in ("stock", "dynamic"):
         tokens, accepted = run_fresh(greedy_tokens, smollm, arm)
         assert tokens == off, arm
         assert accepted > 100, f"{arm} hardly speculated"
 
 
-# Each token is in each prompt, so that an n-gram of length one always finds a draft.
-LAW_PROMPTS = [np.random.default_rng(seed).permutation(np.repeat(np.arange(2, 32), 2)).tolist() for seed in range(4)]
+# Each token is in each prompt, so that an n-gram of length one always finds a draft. All but the last of 65 tokens fill
+# two blocks of the cache, which the samples of a prompt share.
+LAW_PROMPTS = [np.random.default_rng(seed).permutation(np.resize(np.arange(2, 32), 65)).tolist() for seed in range(4)]
 SAMPLES, HORIZON = 5000, 4
 ENDED = -1
+LAW = {
+    "compiled": True,
+    "engine__max_num_seqs": 512,
+    "engine__max_num_batched_tokens": 16384,
+    "engine__extra": {"skip_tokenizer_init": True, "block_size": 32},
+    "drafter__prompt_lookup_min": 1,
+}
 
 
-def samples(
-    model: Path, method: str | None, bias: float = 0.0, head: Path | None = None
-) -> tuple[list[list[int]], int]:
-    """20,000 short samples, and the number of draft tokens accepted. method None: no speculation."""
-    options = {"engine__max_num_seqs": 256, "drafter__prompt_lookup_min": 1, "drafter__method": method or "ngram"}
-    if head is not None:
-        options["drafter__model"] = str(head)
-    arguments = None
-    if method is None:
-        tree = {
-            "model": str(model),
-            "engine": {
-                "dtype": "float32",
-                "max_model_len": 512,
-                "max_num_seqs": 256,
-                "kv_cache_gib": 0.5,
-                "extra": {"skip_tokenizer_init": True},
-            },
-        }
-        arguments = engine_arguments(parse_config(tree), drafter=None, policy=None)
-    with engine(model, arguments, **options) as worker:
-        if method is not None:
-            scheduler_of(worker)._loop.policy = Cycle()
-        if bias:
-            accept_some_drafts_blindly(bias)
-        sampling = SamplingConfig(temperature=1.0, max_tokens=HORIZON, logprobs=False)
-        rollouts = worker.generate(LAW_PROMPTS, n=SAMPLES, sampling=sampling)
+class Drawn(NamedTuple):
+    tokens: list[list[int]]
+    """20,000 short samples, prompt by prompt. One may end early, which is an outcome like any other."""
+    accepted: int
+    """Draft tokens among them."""
+
+
+def draw(worker: RolloutWorker) -> Drawn:
+    sampling = SamplingConfig(temperature=1.0, max_tokens=HORIZON, logprobs=False)
+    rollouts = worker.generate(LAW_PROMPTS, n=SAMPLES, sampling=sampling)
     accepted = sum(r.speculation.accepted_tokens for r in rollouts if r.speculation)
-    # A sample may end early, which is an outcome like any other.
-    return [[*r.token_ids, *[ENDED] * (HORIZON - len(r.token_ids))] for r in rollouts], accepted
+    return Drawn([[*r.token_ids, *[ENDED] * (HORIZON - len(r.token_ids))] for r in rollouts], accepted)
+
+
+def draw_without_drafts(target: Path) -> Drawn:
+    with engine(target, "off", **LAW) as worker:
+        return draw(worker)
+
+
+def draw_with_drafts(pair: Pair, method: str, bias: float) -> tuple[Drawn, Drawn | None]:
+    """By a right sampler and, unless `bias` is 0, by one that is off by so much. K changes at every step, so that a
+    head misses steps and catches up.
+    """
+    head = {"drafter__model": str(pair.head)} if method == "eagle3" else {}
+    with engine(pair.target, drafter__method=method, **LAW, **head) as worker:
+        scheduler_of(worker)._loop.policy = Cycle()
+        drawn = draw(worker)
+        if not bias:
+            return drawn, None
+        accept_some_drafts_blindly(bias)
+        return drawn, draw(worker)
 
 
 def accept_some_drafts_blindly(share: float) -> None:
@@ -144,65 +143,63 @@ def homogeneity(first: Counter[Any], second: Counter[Any]) -> tuple[float, int]:
     return float(((table - expected) ** 2 / expected).sum()), table.shape[1] - 1
 
 
-def test_the_law_of_sampled_tokens_is_unchanged(tiny_model: Path) -> None:
-    reference, _ = run_fresh(samples, tiny_model, None)
-    assert len(reference) == 20_000
-    for method in ("ngram", "suffix"):
-        drawn, accepted = run_fresh(samples, tiny_model, method)
-        assert accepted > 1000, f"{method} hardly speculated"
-        assert p_value(reference, drawn) > 1e-3, method
-    biased, _ = run_fresh(samples, tiny_model, "ngram", bias=0.03)
-    assert p_value(reference, biased) < 1e-6
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Its head drafts what followed the last token before, which is where `p_value` looks for a sampler that is partial
+    to drafts."""
+    return broad_pair(tmp_path_factory.mktemp("broad"))
 
 
-def test_the_law_is_unchanged_with_a_head_that_samples_its_drafts(tmp_path: Path) -> None:
-    """K changes at every step, so that the head misses steps and catches up. It drafts what followed the last token
-    before, which is where `p_value` looks for a sampler that is partial to drafts.
-    """
-    target, head = look_up_pair(tmp_path)
-    weights = load_file(target / "model.safetensors")
-    broad = 0.25 * torch.randn(weights["lm_head.weight"].shape, generator=torch.Generator().manual_seed(0))
-    save_file(weights | {"lm_head.weight": broad}, target / "model.safetensors", {"format": "pt"})
-    reference, _ = run_fresh(samples, target, None)
-    drawn, accepted = run_fresh(samples, target, "eagle3", head=head)
-    assert accepted > 1000, "hardly speculated"
-    assert p_value(reference, drawn) > 1e-3
-    biased, _ = run_fresh(samples, target, "eagle3", bias=0.03, head=head)
-    assert p_value(reference, biased) < 1e-6
+@pytest.fixture(scope="module")
+def reference(pair: Pair) -> Drawn:
+    return run_fresh(draw_without_drafts, pair.target)
 
 
-def with_logprobs(model: Path, sampling: SamplingConfig) -> tuple[list[Any], int]:
+@pytest.mark.parametrize(("method", "bias"), [("ngram", 0.03), ("suffix", 0.0), ("eagle3", 0.03)])
+def test_the_law_of_sampled_tokens_is_unchanged(method: str, bias: float, pair: Pair, reference: Drawn) -> None:
+    assert len(reference.tokens) == 20_000
+    drawn, biased = run_fresh(draw_with_drafts, pair, method, bias)
+    assert drawn.accepted > 1000, "hardly speculated"
+    assert p_value(reference.tokens, drawn.tokens) > 1e-3
+    if biased is not None:
+        assert p_value(reference.tokens, biased.tokens) < 1e-6
+
+
+SAMPLINGS = {
+    "temperature 1": SamplingConfig(temperature=1.0, max_tokens=48),
+    "temperature 0.7, top-k 20": SamplingConfig(temperature=0.7, top_k=20, max_tokens=48),
+}
+
+
+def with_logprobs(model: Path) -> dict[str, tuple[list[Any], int]]:
+    """By name of the sampling: prompts, tokens and log-probabilities, and how many drafts there were."""
     prompts = [prompt.messages for prompt in generate_prompts(6, seed=11)]
-    with engine(model, drafter__prompt_lookup_min=1) as worker:
+    made = {}
+    with engine(model, compiled=True, drafter__prompt_lookup_min=1) as worker:
         scheduler_of(worker)._loop.policy = Cycle()
-        rollouts = worker.generate(prompts, sampling=sampling)
-        drafts = sum(r.speculation.draft_tokens for r in rollouts if r.speculation)
-        return [(r.prompt_token_ids, r.token_ids, r.logprobs) for r in rollouts], drafts
+        for name, sampling in SAMPLINGS.items():
+            rollouts = worker.generate(prompts, sampling=sampling)
+            drafts = sum(r.speculation.draft_tokens for r in rollouts if r.speculation)
+            made[name] = [(r.prompt_token_ids, r.token_ids, r.logprobs) for r in rollouts], drafts
+    return made
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingConfig(temperature=1.0, max_tokens=48),
-        SamplingConfig(temperature=0.7, top_k=20, max_tokens=48),
-    ],
-    ids=["temperature_1", "temperature_0.7_top_k_20"],
-)
-def test_log_probabilities_are_those_of_a_teacher_forced_pass(smollm: Path, sampling: SamplingConfig) -> None:
-    import torch
+def test_log_probabilities_are_those_of_a_teacher_forced_pass(smollm: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    rollouts, drafts = run_fresh(with_logprobs, smollm, sampling)
-    assert drafts > 50, "asking for log-probabilities must not turn speculation off"
-    reference = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
-    for prompt, tokens, logprobs in rollouts:
-        with torch.no_grad():
-            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1] / sampling.temperature
-        if sampling.top_k:
-            least = logits.topk(sampling.top_k).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
-        assert np.allclose(logprobs, expected.numpy(), atol=2e-3)
+    made = run_fresh(with_logprobs, smollm)
+    teacher = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
+    for name, sampling in SAMPLINGS.items():
+        rollouts, drafts = made[name]
+        assert drafts > 50, "asking for log-probabilities must not turn speculation off"
+        for prompt, tokens, logprobs in rollouts:
+            with torch.no_grad():
+                logits = teacher(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1] / sampling.temperature
+            if sampling.top_k:
+                least = logits.topk(sampling.top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -torch.inf)
+            expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
+            assert np.allclose(logprobs, expected.numpy(), atol=2e-3), name
 
 
 def start_without_the_right_kernel(model: Path) -> str:

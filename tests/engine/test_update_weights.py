@@ -11,6 +11,7 @@ import pytest
 from fresh import engine, run_fresh
 
 from rollout_spec.config import ConfigError, SamplingConfig
+from rollout_spec.rollout.types import Rollout
 
 GREEDY = SamplingConfig(temperature=0, max_tokens=24)
 # Longer than two cache blocks (128 tokens on CPU), so that stale keys and values would be used if they were kept.
@@ -36,26 +37,27 @@ def moved_model(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def generate(model: Path, moved: Path | None, how: str = "") -> dict[str, Any]:
-    with engine(model, engine__max_model_len=512) as worker:
-        before = [worker.generate(PROMPTS, sampling=GREEDY) for _ in range(2)][-1]
-        out: dict[str, Any] = {"before": [(r.token_ids, r.logprobs) for r in before]}
-        if moved is not None:
-            if how == "folder":
-                worker.update_weights(moved, policy_version=5)
-            else:
-                from safetensors.torch import load_file
+def started_with(model: Path) -> list[Rollout]:
+    with engine(model) as worker:
+        return worker.generate(PROMPTS, sampling=GREEDY)
 
-                weights = load_file(moved / "model.safetensors")
-                # Trainers of tied models send the head too.
-                weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-                worker.update_weights(weights, policy_version=5)
-            after = worker.generate(PROMPTS, sampling=GREEDY)
-            out["after"] = [(r.token_ids, r.logprobs) for r in after]
-            out["versions"] = {r.policy_version for r in after}
-            out["refused"] = refusals(worker, moved)
-            again = worker.generate(PROMPTS, sampling=GREEDY)
-            out["after_refusals"] = [(r.token_ids, r.logprobs) for r in again]
+
+def updated(model: Path, moved: Path) -> dict[str, Any]:
+    """Tensors of the moved model go in, updates that must be refused, and the folder of the first model again."""
+    from safetensors.torch import load_file
+
+    out: dict[str, Any] = {}
+    with engine(model) as worker:
+        out["before"] = [worker.generate(PROMPTS, sampling=GREEDY) for _ in range(2)][-1]
+        weights = load_file(moved / "model.safetensors")
+        # Trainers of tied models send the head too.
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        worker.update_weights(weights, policy_version=5)
+        out["tensors"] = worker.generate(PROMPTS, sampling=GREEDY)
+        out["refused"] = refusals(worker, moved)
+        out["after refusals"] = worker.generate(PROMPTS, sampling=GREEDY)
+        worker.update_weights(model, policy_version=7)
+        out["folder"] = worker.generate(PROMPTS, sampling=GREEDY)
     return out
 
 
@@ -79,23 +81,28 @@ def refusals(worker: Any, moved: Path) -> list[str]:
     return said
 
 
-def same(first: list[Any], second: list[Any]) -> bool:
-    return all(a[0] == b[0] and np.allclose(a[1], b[1], atol=2e-3) for a, b in zip(first, second, strict=True))
+def same(first: list[Rollout], second: list[Rollout]) -> bool:
+    return all(
+        a.token_ids == b.token_ids and np.allclose(a.logprobs, b.logprobs, atol=2e-3)
+        for a, b in zip(first, second, strict=True)
+    )
 
 
-@pytest.mark.parametrize("how", ["tensors", "folder"])
-def test_the_next_generation_is_the_new_policy(how: str, smollm: Path, moved_model: Path) -> None:
-    updated = run_fresh(generate, smollm, moved_model, how)
-    fresh = run_fresh(generate, moved_model, None)
-    assert not same(updated["before"], fresh["before"]), "the update must matter for the test to mean anything"
-    assert same(updated["after"], fresh["before"])
-    assert updated["versions"] == {5}
-    unknown, shape, missing, no_folder = updated["refused"]
+def test_the_next_generation_is_the_new_policy(smollm: Path, moved_model: Path) -> None:
+    out = run_fresh(updated, smollm, moved_model)
+    moved = run_fresh(started_with, moved_model)
+    assert not same(out["before"], moved), "the update must matter for the test to mean anything"
+    assert same(out["tensors"], moved)
+    assert {r.policy_version for r in out["tensors"]} == {5}
+    unknown, shape, missing, no_folder = out["refused"]
     assert "mlp.up.weight" in unknown
     assert "shape" in shape
     assert "missing" in missing
     assert "nothing_here" in no_folder
-    assert same(updated["after_refusals"], fresh["before"])
+    assert same(out["after refusals"], moved)
+    assert {r.policy_version for r in out["after refusals"]} == {5}
+    assert same(out["folder"], out["before"])
+    assert {r.policy_version for r in out["folder"]} == {7}
 
 
 def in_another_process(model: Path) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import fire
+import verdict
 from fresh import run_fresh
 
 
 def test_every_token_is_that_of_the_version_it_names(tmp_path: Path) -> None:
     fire.make_models(tmp_path, targets=2, heads=3)
     result = run_fresh(fire.storm, tmp_path, updates=36, targets=2, heads=3, seed=1)
-    found = fire.check(tmp_path, result)
+    found = verdict.check(tmp_path, result)
     assert found["wrong"] == []
     assert found["spans"] > 20
     assert found["told_apart"] > 0.9

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
+import tiny
 import torch
+from tiny import BEGIN, END
 
 from rollout_spec.draft.checkpoint import save_head
 from rollout_spec.draft.features import Target, channel_scale, extract
@@ -20,37 +23,41 @@ from rollout_spec.draft.shape import HeadShape
 from rollout_spec.draft.target import read_target
 
 VOCABULARY, PROMPT, LENGTH = 64, 6, 40
+WORDS = range(END + 1, VOCABULARY)
 
 
-def chain_story(chain: int, rng: Random, length: int = LENGTH) -> list[int]:
-    following = Random(chain).sample(range(3, VOCABULARY), VOCABULARY - 3)
-    tokens = [1, rng.randrange(3, VOCABULARY)]
+class Moved(NamedTuple):
+    """Folders of the two policies and of a head for the first, untrained, and responses of each."""
+
+    before: Path
+    after: Path
+    untrained: Path
+    samples_before: list[Sample]
+    samples_after: list[Sample]
+
+
+def make_moved(folder: Path) -> Moved:
+    before = train_target(1, folder / "before")
+    after = train_target(2, folder / "after", start=before, steps=80)
+    first, second = responses(before, 128, 1000), responses(after, 128, 2000)
+    return Moved(before, after, untrained_head(before, first, folder / "untrained"), first, second)
+
+
+def story(chain: int, rng: Random, length: int = LENGTH) -> list[int]:
+    following = Random(chain).sample(WORDS, len(WORDS))
+    tokens = [BEGIN, rng.choice(WORDS)]
     while len(tokens) < length:
         usual = rng.random() < 0.9
-        tokens.append(following[tokens[-1] - 3] if usual else rng.randrange(3, VOCABULARY))
+        tokens.append(following[tokens[-1] - WORDS.start] if usual else rng.choice(WORDS))
     return tokens
 
 
-def trained(chain: int, out: Path, start: Path | None = None, steps: int = 150) -> Path:
-    """A target that has learnt the chain, from nothing or from another target; three layers, 0.15M parameters."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+def train_target(chain: int, out: Path, start: Path | None = None, steps: int = 150) -> Path:
+    """A target that has learnt the chain, from nothing or from another target; 0.2M parameters."""
+    from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
     if start is None:
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=2,
-            tie_word_embeddings=True,
-        )
-        model = LlamaForCausalLM(config)
+        model = tiny.llama(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, head_dim=32)
     else:
         model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True)
@@ -58,7 +65,7 @@ def trained(chain: int, out: Path, start: Path | None = None, steps: int = 150) 
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * max(0.05, 1 - step / steps)
-        batch = torch.tensor([chain_story(chain, rng) for _ in range(16)])
+        batch = torch.tensor([story(chain, rng) for _ in range(16)])
         optimizer.zero_grad()
         model(batch, labels=batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -74,7 +81,7 @@ def responses(target: Path, count: int, seed: int) -> list[Sample]:
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     rng = Random(seed)
-    prompts = torch.tensor([[1] + [rng.randrange(3, VOCABULARY) for _ in range(PROMPT - 1)] for _ in range(count)])
+    prompts = torch.tensor([[BEGIN, *rng.choices(WORDS, k=PROMPT - 1)] for _ in range(count)])
     torch.manual_seed(seed)
     made = model.generate(
         prompts,
@@ -90,8 +97,8 @@ def responses(target: Path, count: int, seed: int) -> list[Sample]:
 
 def untrained_head(folder: Path, samples: list[Sample], out: Path) -> Path:
     """What training starts from, made to fit the target's features."""
-    shape = HeadShape.for_target(read_target(str(folder)).config, VOCABULARY - 2, None, None)
-    target, ids = Target(folder, shape.aux_layers), torch.arange(2, VOCABULARY)
+    shape = HeadShape.for_target(read_target(str(folder)).config, len(WORDS) + 1, None, None)
+    target, ids = Target(folder, shape.aux_layers), torch.arange(END, VOCABULARY)
     torch.manual_seed(0)
     head = Eagle3Head(shape)
     head.initialise(target.norm, Shared.of(target.embedding, target.output, ids).rows)
