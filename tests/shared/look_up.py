@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,4 +90,7 @@ def look_up_head(ids: torch.Tensor = ALL) -> Eagle3Head:
 
 def _with_head(folder: Path, head: Eagle3Head, ids: torch.Tensor = ALL) -> Pair:
     save_head(folder / "head", head, ids, provenance={})
+    # Else what a draft step wrote would stand beside what the next one writes, and as large.
+    config = folder / "head" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"norm_before_residual": True}))
     return Pair(folder / "target", folder / "head")
