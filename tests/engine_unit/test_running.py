@@ -172,7 +172,7 @@ def test_lengths_are_kept_for_those_alone_who_ask(config: Callable[..., Any], as
 
 def test_expected_lengths_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Running(10_000)
-    params = SimpleNamespace(ignore_eos=False, stop=[], stop_token_ids=[], min_tokens=0)
+    params = SimpleNamespace(ignore_eos=False, stop=[], stop_token_ids=[], min_tokens=0, temperature=1.0)
     live = {
         f"r{n}": SimpleNamespace(
             num_tokens=20, num_output_tokens=n, num_prompt_tokens=5, max_tokens=900, prompt_token_ids=[n // 8],
