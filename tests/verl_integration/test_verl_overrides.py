@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import threading
 from pathlib import Path
@@ -35,11 +36,11 @@ def test_what_changed_in_verl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tracking(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """verl's logger with the file backend, and ours in it; both as they were afterwards."""
+    """verl's logger with the file backend, without what another test put into it; afterwards as it was before."""
     from verl.utils.tracking import Tracking
 
     for name in ("__init__", "log"):
-        monkeypatch.setattr(Tracking, name, getattr(Tracking, name))
+        monkeypatch.setattr(Tracking, name, inspect.unwrap(getattr(Tracking, name)))
     return Tracking
 
 
