@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A head from nothing, and what vLLM accepts of its drafts on prompts that it has not seen. About 40 minutes on two cores.
+# A head from nothing, and what vLLM accepts of its drafts on prompts that it has not seen. About 50 minutes on two cores.
 # The head stays in out/draft/head (HEAD=... for another place); figures and the log come here.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

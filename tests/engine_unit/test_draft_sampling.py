@@ -67,12 +67,12 @@ def test_sampled_drafts_have_vllms_probabilities_and_follow_them() -> None:
 def test_greedy_drafts_are_vllms(probabilistic: bool, temperature: list[float]) -> None:
     torch.manual_seed(1)
     head, hidden = torch.randn(DRAFT, HIDDEN), torch.randn(9, HIDDEN)
-    stock, none = proposer(EagleProposer, head, probabilistic)._sample_draft_tokens(hidden, metadata(temperature))
+    stock, _ = proposer(EagleProposer, head, probabilistic)._sample_draft_tokens(hidden, metadata(temperature))
     ours, probs = proposer(DeferringEagleProposer, head, probabilistic)._sample_draft_tokens(
         hidden, metadata(temperature)
     )
     assert ours.tolist() == stock.tolist()
-    assert probs is none is None
+    assert probs is None
 
 
 def test_greedy_and_sampled_requests_in_one_batch() -> None:
