@@ -12,6 +12,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,16 @@ def engine_processes(of: int | None = None) -> list[psutil.Process]:
         except (psutil.Error, IndexError):
             continue
     return found
+
+
+def wait_for(happened: Any, seconds: float = 60.0) -> Any:
+    """Its first true value; AssertionError if there is none in time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if value := happened():
+            return value
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
 
 
 def driver(out: Path, prompts: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -37,16 +37,6 @@ def plain(count: int, seed: int = 0) -> list[list[int]]:
     return [[PLAIN, rng.randint(2, 40)] for _ in range(count)]
 
 
-def wait_for(happened: Any, seconds: float = 60.0) -> Any:
-    """Its first true value; AssertionError if there is none in time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if value := happened():
-            return value
-        time.sleep(0.05)
-    raise AssertionError("it did not happen")
-
-
 class Killer(threading.Thread):
     """Kills engines of this process at random moments, then opens the gate, without which the job can't end."""
 
@@ -114,7 +104,9 @@ def test_a_killed_driver_loses_nothing_that_was_written(cluster: str, tmp_path: 
     prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [*plain(60), [GATED, 1]], n=2)
     arguments = ["--address", cluster, "--gate", str(gate), "--step-seconds", "0.02"]
     first = jobs.driver(out, prompts, *arguments)
-    written = wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 2 and sorted((out / "parts").iterdir()))
+    written = jobs.wait_for(
+        lambda: len(list((out / "parts").glob("*.parquet"))) >= 2 and sorted((out / "parts").iterdir())
+    )
     with pytest.raises(ConfigError, match="another job writes there"):
         jobs.run(out, prompts, jobs.config(), jobs.worker())
     first.kill()
@@ -135,7 +127,7 @@ def test_a_terminated_driver_writes_what_has_finished(cluster: str, tmp_path: Pa
     gate = tmp_path / "gate"
     prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [*plain(10), [GATED, 1]])
     process = jobs.driver(out, prompts, "--address", cluster, "--gate", str(gate), "--step-seconds", "0.02")
-    wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
+    jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
@@ -194,14 +186,14 @@ def test_tensor_parallel_engines_are_placed_on_whole_groups(cluster: str, tmp_pa
     gate, free = tmp_path / "gate", []
 
     def watch() -> None:
-        wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
+        jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
         free.append(ray.available_resources().get("GPU", 0))
         gate.touch()
 
     threading.Thread(target=watch, daemon=True).start()
     code, _ = jobs.run(out, prompts, jobs.config(engines=1, gpus_per_engine=2), jobs.worker(gate=str(gate)))
     assert (code, free) == (job.COMPLETE, [0])
-    wait_for(lambda: ray.available_resources().get("GPU") == 2)
+    jobs.wait_for(lambda: ray.available_resources().get("GPU") == 2)
 
 
 # -- weights
@@ -244,7 +236,7 @@ def test_a_job_takes_weights_that_a_trainer_names(cluster: str, tmp_path: Path, 
     (watched / "step-1").mkdir(parents=True)
 
     def train() -> None:
-        wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
+        jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
         (watched / "latest.json").write_text(json.dumps({"policy_version": 9, "policy": "../elsewhere"}))
         time.sleep(1.2)
         (watched / "latest.json").write_text(json.dumps({"policy_version": 7, "policy": "step-1"}))
@@ -293,7 +285,7 @@ def test_a_local_ray_listens_on_loopback_only_and_is_stopped(tmp_path: Path, out
     gate = tmp_path / "gate"
     prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [*plain(4), [GATED, 1]])
     process = jobs.driver(out, prompts, "--gate", str(gate))
-    wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
+    jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     listening = {
         (one.laddr.ip, member.name())
@@ -306,5 +298,5 @@ def test_a_local_ray_listens_on_loopback_only_and_is_stopped(tmp_path: Path, out
     assert process.returncode == job.COMPLETE, output
     assert "10 of 10 sequences are there" in output
     assert {ip.removeprefix("::ffff:") for ip, _ in listening} == {"127.0.0.1"}, listening
-    wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family), 30)
+    jobs.wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family), 30)
     assert os.environ.get("RAY_ADDRESS") is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import jobs
@@ -28,13 +27,13 @@ def test_a_node_that_is_removed_costs_a_retry(tmp_path: Path, out: Path) -> None
         said: list[str] = []
 
         def remove() -> None:
-            while len({row["engine"] for row in jobs.rows(out)}) < 2:
-                time.sleep(0.1)
-            cluster.remove_node(lost, allow_graceful=False)  # with some of those that wait for the gate
-            # Its processes outlive it for a moment, in which they could still finish.
-            while not any(": lost with" in line for line in said):
-                time.sleep(0.1)
-            gate.touch()
+            try:
+                jobs.wait_for(lambda: len({row["engine"] for row in jobs.rows(out)}) == 2)
+                cluster.remove_node(lost, allow_graceful=False)  # with some of those that wait for the gate
+                # Its processes outlive it for a moment, in which they could still finish.
+                jobs.wait_for(lambda: any(": lost with" in line for line in said))
+            finally:
+                gate.touch()
 
         thread = threading.Thread(target=remove, daemon=True)
         thread.start()
