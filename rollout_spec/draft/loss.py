@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollout_spec.draft.features import Batch
 from rollout_spec.draft.model import Cache, Eagle3Head
+from rollout_spec.draft.output_loss import output_loss
 from rollout_spec.draft.vocabulary import target_to_draft
 
 
@@ -74,16 +75,10 @@ def unrolled_loss(
         # The state at position i predicts token i + 2 + step, whose law stands at position i + 1 + step.
         rows = shifted(row_of, 1 + step, fill=-1)
         counted = rows >= 0
-        p = law[rows[counted]]
-        divisor = shifted(batch.divisor, 1 + step)[counted][:, None]
-        log_q = (head.logits(state[counted]) / divisor).log_softmax(-1)
-        cross_entropy = -(p * log_q).sum(-1).mean()
-        loss = cross_entropy
-        shared_mass = torch.minimum(p, log_q.exp()).sum(-1)
-        if overlap:
-            loss = loss - overlap * shared_mass.clamp_min(1e-6).log().mean()
-        total = total + decay**step * loss
-        stats.append(StepStats(cross_entropy.item(), shared_mass.mean().item()))
+        divisor = shifted(batch.divisor, 1 + step)[counted]
+        out = output_loss(head.norm(state[counted]), head.lm_head.weight, law, rows[counted], divisor, overlap)
+        total = total + decay**step * out.loss
+        stats.append(StepStats(out.cross_entropy.item(), out.overlap.item()))
     return total / sum(decay**step for step in range(steps)), stats
 
 
