@@ -387,6 +387,9 @@ class RayConfig(_Node):
     backlog: int | None = Field(None, ge=0)
     """Sequences handed to an engine beyond engine.max_num_seqs, so that a slot that falls free is filled at once; none:
     an eighth of that. 0: the engine's controller takes every moment for the tail."""
+    move: bool = True
+    """When nothing waits any more, live sequences move from the fullest engine to the emptiest, where the step times
+    measured in this job say that it pays. Their tokens so far are read again there."""
     tries: int = Field(3, ge=2)
     """A prompt whose engine died so many times, the last time with nothing else in it, is set aside and reported."""
     restarts: int = Field(5, ge=0)

@@ -85,7 +85,7 @@ class Run:
         began = time.monotonic()
         rollouts = self.worker.generate([prompt.messages for prompt in chosen], n=self.args.n)
         seconds = time.monotonic() - began
-        arms = judge(self._folder(), self._heads(), rollouts, 1.0, K) | {"history": self.history.judge(rollouts)}
+        arms = judge(self._folder(), self.heads(), rollouts, 1.0, K) | {"history": self.history.judge(rollouts)}
         decision = self.measured.after_rollout(rollouts)
         self.every.after_rollout(rollouts)
         for name, refresh in (("measured", self.measured), ("every", self.every)):
@@ -125,7 +125,8 @@ class Run:
         texts = [self.worker.tokenizer.decode(each.token_ids, skip_special_tokens=True) for each in rollouts]
         return [reward(prompts[each.prompt_index], text) for each, text in zip(rollouts, texts, strict=True)]
 
-    def _heads(self) -> dict[str, Path]:
+    def heads(self) -> dict[str, Path]:
+        """As they are now, by arm."""
         return {"frozen": Path(self.args.head), "every": self.shadow.head, "measured": self.measured.head}
 
     def _folder(self, step: int | None = None) -> Path:
@@ -194,7 +195,14 @@ def main() -> int:
     options = {name: str(value) for name, value in vars(args).items()}
     write_json(
         args.out / "results.json",
-        {"schema": SCHEMA, "k": K, "options": options, "rows": run.rows, "provenance": provenance.collect()},
+        {
+            "schema": SCHEMA,
+            "k": K,
+            "options": options,
+            "heads": {name: str(head) for name, head in run.heads().items()},
+            "rows": run.rows,
+            "provenance": provenance.collect(),
+        },
     )
     draw(run.rows, args.out / "drift.png")
     return 0

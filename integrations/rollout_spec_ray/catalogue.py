@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ray
 
 from rollout_spec.workload.workload import Group
-from rollout_spec_ray.engine import Errand
+from rollout_spec_ray.engine import Begun, Errand
 from rollout_spec_ray.prompts import digest
 from rollout_spec_ray.work import Piece
 
@@ -44,10 +44,17 @@ class Catalogue:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def errands(self, pieces: Iterable[Piece]) -> Iterator[Errand]:
+    def errands(self, pieces: Iterable[Piece], begun: Mapping[tuple[int, int], Begun]) -> Iterator[Errand]:
+        """begun: by (prompt, sample), what there is already of some."""
         for prompt, samples in pieces:
             block, row = divmod(prompt, BLOCK)
-            yield Errand(prompt, self.ids[prompt], self.digests[prompt], samples, self._blocks[block], row)
+            what = (self.ids[prompt], self.digests[prompt])
+            new = tuple(sample for sample in samples if (prompt, sample) not in begun)
+            if new:
+                yield Errand(prompt, *what, new, self._blocks[block], row)
+            for sample in samples:
+                if there := begun.get((prompt, sample)):
+                    yield Errand(prompt, *what, (sample,), self._blocks[block], row, there)
 
     def _put(self) -> None:
         self._blocks.append(ray.put(self._open))

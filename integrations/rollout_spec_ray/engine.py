@@ -27,6 +27,7 @@ from rollout_spec.engine.requests import prompt_token_ids
 from rollout_spec.rollout.resident import Mode
 from rollout_spec.rollout.types import Rollout
 from rollout_spec_ray.drafts import Response, Shared
+from rollout_spec_ray.pace import Pace, Window
 from rollout_spec_ray.rows import Label, as_table
 
 # `serve` returns after so many seconds at most, so that the driver sees progress and can stop.
@@ -34,7 +35,7 @@ TURN = 1.0
 # .. and not before so many, unless the engine runs out of work: fewer, larger turns for the driver of a large pool.
 SHORTEST_TURN = 0.05
 # Between two looks at the engine's counters (seconds).
-LOOK = 2.0
+LOOK = 1.0
 # For the store of shared drafts to answer (seconds); without them the engine drafts from its own.
 PATIENCE = 1.0
 # Blocks of prompts kept by an engine.
@@ -52,14 +53,19 @@ class Worker(Protocol):
     @property
     def num_unfinished(self) -> int: ...
     @property
+    def takes_in_flight(self) -> bool: ...
+    @property
     def tokenizer(self) -> Any: ...
 
     def submit(self, prompts: Any, n: int = 1, sampling: Any = None, output_tokens: Any = None) -> list[str]: ...
+    def resume(self, rollouts: Any, sampling: Any = None, output_tokens: Any = None) -> list[str]: ...
+    def tokens_so_far(self) -> dict[str, int]: ...
     def step(self) -> None: ...
     def take(self, request_id: str) -> Rollout | None: ...
     def abort(self, request_ids: Any = None) -> list[Rollout]: ...
     def update_weights(self, *args: Any, **options: Any) -> None: ...
     def remember_drafts(self, prompt_token_ids: Any, responses: Any) -> None: ...
+    def controller_status(self) -> dict[str, Any] | None: ...
     def metrics(self) -> dict[str, float]: ...
     def close(self) -> None: ...
 
@@ -89,6 +95,16 @@ class Home(NamedTuple):
     cores: tuple[int, ...]
 
 
+class Begun(NamedTuple):
+    """A sequence that an engine has given up, to go on in another."""
+
+    prompt: int
+    sample: int
+    started_at: float
+    rollout: Rollout
+    """Aborted, with its tokens so far."""
+
+
 class Errand(NamedTuple):
     """A `work.Piece` with what the engine needs to know of it."""
 
@@ -100,6 +116,8 @@ class Errand(NamedTuple):
     """Reference to a block of prompts, each as JSON [prompt, output_tokens] ..."""
     row: int
     """... and which of them."""
+    begun: Begun | None = None
+    """What there is of it, if it is one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +135,14 @@ class Turn:
     tokens: float
     """Generated since the start."""
     k: float | None
+    lengths: tuple[int, ...] = ()
+    """Tokens so far of the responses that were live a moment ago ..."""
+    prompts: float = 0.0
+    """... and the mean of their prompts'."""
+    windows: tuple[Window, ...] = ()
+    """How fast it went since the last turn."""
+    given: tuple[Begun, ...] = ()
+    """What it gives up, as it was asked to."""
 
 
 class EngineActor:
@@ -136,6 +162,12 @@ class EngineActor:
         self._inbox: deque[Callable[[Worker], None]] = deque()
         self._labels: dict[str, Label] = {}
         self._finished: list[tuple[Label, Rollout]] = []
+        self._given: list[Begun] = []
+        self._lengths: tuple[int, ...] = ()
+        self._prompts = 0.0
+        self._windows: list[Window] = []
+        self._status: dict[str, Any] | None = None
+        self._takes_in_flight = False
         self._thread: threading.Thread | None = None
         self._seen = time.monotonic()
         self._tokens = 0.0
@@ -147,9 +179,14 @@ class EngineActor:
         context = ray.get_runtime_context()
         return Home(self._incarnation, context.get_node_id(), os.getpid(), tuple(sorted(os.sched_getaffinity(0))))
 
-    def start(self, cores: Sequence[int], seed: int, weights: Weights) -> None:
+    def status(self) -> tuple[str, dict[str, Any] | None]:
+        """Of its controller, a moment ago, and of which incarnation that is."""
+        return self._incarnation, self._status
+
+    def start(self, cores: Sequence[int], seed: int, weights: Weights) -> bool:
         """Load the engine, bound to these cores ([]: wherever), with these weights. ConfigError if it can't be.
 
+        Returns whether its weights can change while sequences run.
         One that runs already drops what it has: the driver has lost sight of it.
         """
         if self._thread is None:
@@ -168,9 +205,13 @@ class EngineActor:
             self.update(self._incarnation, weights, "drained")
         except ConfigError as error:  # of the weights, which others may have taken: not of the configuration
             raise RuntimeError(str(error)) from error
+        return self._takes_in_flight
 
-    def serve(self, incarnation: str, errands: Sequence[Errand], versions: tuple[int, int], enough: int) -> Turn:
+    def serve(
+        self, incarnation: str, errands: Sequence[Errand], versions: tuple[int, int], enough: int, give: int = 0
+    ) -> Turn:
         """Begin the errands and wait for something to finish. enough: come back early with fewer sequences than this.
+        give: first give up so many, those with the fewest tokens.
 
         Restarted if this is another process than `home` said, RuntimeError if its weights aren't of these versions
         (policy, draft).
@@ -178,6 +219,8 @@ class EngineActor:
         self._check(incarnation)
         if self._versions != versions:
             raise RuntimeError(f"engine {self._number} has weights of version {self._versions}, not {versions}")
+        if give:
+            self._ask(lambda worker: self._give(worker, give))
         now = time.time()
         begin = [(errand, self._content(errand)) for errand in errands]
         if begin:
@@ -187,12 +230,14 @@ class EngineActor:
         began = time.monotonic()
         with self._cond:
             while (waited := time.monotonic() - began) < TURN:
-                idle = not self._labels and not self._inbox
+                idle = (not self._labels and not self._inbox) or bool(self._given)
                 few = bool(self._finished) and len(self._labels) < enough
                 if idle or few or (self._finished and waited >= SHORTEST_TURN):
                     break
                 self._cond.wait(SHORTEST_TURN if self._finished else TURN - waited)
             finished, self._finished = self._finished, []
+            given, self._given = tuple(self._given), []
+            windows, self._windows = tuple(self._windows), []
             live = len(self._labels) + len(self._inbox)
         table = as_table(finished, self._number, self._attempt, time.time()) if finished else None
         self._share(finished)
@@ -201,7 +246,7 @@ class EngineActor:
             for label, rollout in finished
         ]
         stalled = time.monotonic() - self._seen if live else 0.0
-        return Turn(keys, table, live, stalled, self._tokens, self._k)
+        return Turn(keys, table, live, stalled, self._tokens, self._k, self._lengths, self._prompts, windows, given)
 
     def update(self, incarnation: str, weights: Weights, mode: Mode) -> None:
         """Put in what is not there yet. ConfigError where it doesn't fit (the old weights stay), or Restarted."""
@@ -292,28 +337,31 @@ class EngineActor:
             except ConfigError as error:
                 ready.set_exception(error)
                 return
+            self._takes_in_flight = worker.takes_in_flight
             ready.set_result(None)
-            looked = 0.0
+            looked, pace = 0.0, Pace()
             while True:
                 with self._cond:
                     while not self._inbox and not self._labels:
                         self._cond.wait()
                     commands = list(self._inbox)
-                self._seen = time.monotonic()
+                self._seen = began = time.monotonic()
                 for command in commands:
                     command(worker)
                     with self._cond:
                         self._inbox.popleft()
                 if self._stopping:
                     return
+                live = worker.num_unfinished
                 worker.step()
                 self._seen = time.monotonic()
-                self._collect(worker)
-                if self._seen - looked > LOOK:
+                pace.step(live, self._seen - began)
+                ended = self._collect(worker)
+                if self._seen - looked > LOOK or (ended and not self._labels):
                     looked = self._seen
-                    metrics = worker.metrics()
-                    self._tokens = metrics.get("vllm:generation_tokens", 0.0)
-                    self._k = metrics.get("rollout_spec/k")
+                    self._look(worker, pace)
+                elif ended:
+                    self._measure(worker)
         except BaseException:  # whatever it was, the engine can't be trusted any more
             traceback.print_exc()
             sys.stderr.flush()
@@ -330,12 +378,17 @@ class EngineActor:
 
     def _begin(self, worker: Worker, errands: Sequence[tuple[Errand, tuple[Any, Any]]], now: float) -> None:
         for errand, (prompt, output_tokens) in errands:
-            labels = [Label(errand.prompt, errand.prompt_id, one, errand.digest, now) for one in errand.samples]
+            if errand.begun is not None:
+                self._go_on(worker, errand, errand.begun, output_tokens)
+                continue
             lengths = None if output_tokens is None else [[output_tokens[one] for one in errand.samples]]
-            try:
-                token_ids = prompt_token_ids(lambda: worker.tokenizer, prompt)
-            except Exception as error:  # a tokenizer's or a chat template's: of this prompt alone
-                refused = Rollout(0, 0, [], [], None, "error", worker.policy_version, None, f"not tokenised: {error}")
+            token_ids, problem = _tokenised(worker, prompt)
+            labels = [
+                Label(errand.prompt, errand.prompt_id, one, errand.digest, now, len(token_ids))
+                for one in errand.samples
+            ]
+            if problem:
+                refused = Rollout(0, 0, [], [], None, "error", worker.policy_version, None, problem)
                 with self._cond:
                     self._finished += [(label, refused) for label in labels]
                     self._cond.notify_all()
@@ -344,13 +397,56 @@ class EngineActor:
             with self._cond:
                 self._labels.update(zip(ids, labels, strict=True))
 
-    def _collect(self, worker: Worker) -> None:
+    def _go_on(self, worker: Worker, errand: Errand, begun: Begun, output_tokens: Any) -> None:
+        tokens = len(begun.rollout.prompt_token_ids)
+        label = Label(errand.prompt, errand.prompt_id, begun.sample, errand.digest, begun.started_at, tokens)
+        lengths = None if output_tokens is None else [output_tokens[begun.sample]]
+        (name,) = worker.resume([begun.rollout], output_tokens=lengths)
+        with self._cond:
+            self._labels[name] = label
+
+    def _give(self, worker: Worker, count: int) -> None:
+        """Those with the fewest tokens: whoever takes them has to read them again."""
+        lengths = worker.tokens_so_far()
+        names = sorted(self._labels, key=lambda name: lengths.get(name, 0))[:count]
+        worker.abort(names)
+        ended = [(name, worker.take(name)) for name in names]
+        with self._cond:
+            for name, rollout in ended:
+                label = self._labels.pop(name)
+                assert rollout is not None
+                if rollout.finish_reason == "abort":
+                    self._given.append(Begun(label.prompt, label.sample_id, label.started_at, rollout))
+                else:
+                    self._finished.append((label, rollout))
+        self._measure(worker)
+
+    def _look(self, worker: Worker, pace: Pace) -> None:
+        """At the engine's counters."""
+        metrics = worker.metrics()
+        tokens = metrics.get("vllm:generation_tokens", 0.0)
+        window = pace.close(tokens - self._tokens)
+        self._tokens, self._k = tokens, metrics.get("rollout_spec/k")
+        self._status = worker.controller_status()
+        if window is not None:
+            with self._cond:
+                self._windows.append(window)
+        self._measure(worker)
+
+    def _measure(self, worker: Worker) -> None:
+        self._lengths = tuple(worker.tokens_so_far().values())
+        prompts = [label.prompt_tokens for label in self._labels.values()]
+        self._prompts = sum(prompts) / len(prompts) if prompts else 0.0
+
+    def _collect(self, worker: Worker) -> bool:
+        """Whether anything has ended."""
         if worker.num_unfinished == len(self._labels):
-            return
+            return False
         done = [(name, rollout) for name in self._labels if (rollout := worker.take(name)) is not None]
         with self._cond:
             self._finished += [(self._labels.pop(name), rollout) for name, rollout in done]
             self._cond.notify_all()
+        return True
 
     def _forget(self, worker: Worker) -> None:
         worker.abort()
@@ -359,6 +455,15 @@ class EngineActor:
         with self._cond:
             self._labels.clear()
             self._finished.clear()
+            self._given.clear()
+
+
+def _tokenised(worker: Worker, prompt: Any) -> tuple[list[int], str]:
+    """Token ids, and the problem where there are none for it."""
+    try:
+        return prompt_token_ids(lambda: worker.tokenizer, prompt), ""
+    except Exception as error:  # a tokenizer's or a chat template's: of this prompt alone
+        return [], f"not tokenised: {error}"
 
 
 def make_rollout_worker(config: Config) -> Worker:

@@ -83,6 +83,10 @@ def run(
     from rollout_spec_ray.watch import Watch
 
     check(config)
+    if watch and _refreshes(config):
+        from rollout_spec_ray.refresh import check as check_refresh
+
+        check_refresh(config)
     source = place(prompts, "--prompts")
     store = Store(place(out, "--out"), flush_rows=config.ray.flush_rows, flush_seconds=config.ray.flush_seconds)
     watcher = Watch(watch, mode, say) if watch else None
@@ -106,6 +110,11 @@ def run(
         return COMPLETE if result["complete"] else INCOMPLETE
     finally:
         store.close()
+
+
+def _refreshes(config: Config) -> bool:
+    """A policy that changes is to be followed by its head."""
+    return config.drafter.method == "eagle3" and config.policy.name != "off" and config.refresh.policy != "never"
 
 
 def check(config: Config) -> None:
@@ -219,9 +228,14 @@ def _generate(
         )
         for prompt in list(asked.missing):
             work.add(prompt, asked.missing.pop(prompt))
+        refresh = None
+        if watcher is not None and _refreshes(config):
+            from rollout_spec_ray.refresh import Refresh
+
+            refresh = Refresh(pool, say)
         progress = Progress(asked.total, asked.done, config.ray.progress_seconds, say)
         if weights is not None:
-            pool.want(weights, mode)
+            pool.want(refresh.policy(weights) if refresh else weights, mode)
 
         def set_aside(prompt: int, why: str) -> None:
             tries = config.ray.tries
@@ -236,12 +250,19 @@ def _generate(
             store.flush_if_due()
             progress.look(work, pool)
             if watcher is not None and (newer := watcher.look()) is not None:
-                pool.want(newer, mode)
+                pool.want(refresh.policy(newer) if refresh else newer, mode)
+            if refresh is not None:
+                refresh.tick()
+
+        def finished(table: Any) -> None:
+            store.append(table)
+            if refresh is not None:
+                refresh.add(table)
 
         try:
             while not work.done:
                 try:
-                    pool.run(work, catalogue, store.append, set_aside, tick)
+                    pool.run(work, catalogue, finished, set_aside, tick)
                 except WeightsRefused as error:
                     say(f"weights are refused, the rollout goes on with those before: {error}")
         except OutputFailed:
@@ -252,10 +273,14 @@ def _generate(
         else:
             store.flush()
         finally:
+            if refresh is not None:
+                refresh.close()
+                attempt["refresh"] = refresh.metrics
             attempt |= {
                 "ended_at": time.time(),
                 "sequences_written": store.rows_written,
                 "sequences_lost_and_repeated": work.lost,
+                "sequences_moved": pool.moved,
                 "engine_restarts": pool.restarts,
                 "queue": {"operations": work.cost.operations, "seconds": round(work.cost.seconds, 4)},
             }
@@ -348,7 +373,7 @@ def ray_for(config: Config, address: str | None) -> Iterator[None]:
 
     options: dict[str, Any] = {"log_to_driver": True, "logging_level": "warning"}
     if local:
-        cpus = config.ray.engines * config.ray.cpus_per_engine
+        cpus = config.ray.engines * config.ray.cpus_per_engine + (config.refresh.threads if _refreshes(config) else 0)
         options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, cpus), "include_dashboard": False}
     else:
         options["address"] = address or "auto"

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rollout_spec.config import Config, ConfigError
 from rollout_spec.control.makespan import Lengths
 from rollout_spec.rollout.resident import Mode
+from rollout_spec_ray.balance import Balance, Load, Move
 from rollout_spec_ray.catalogue import Catalogue
 from rollout_spec_ray.drafts import DraftStore
 from rollout_spec_ray.engine import EngineActor, Home, MakeWorker, Restarted, Turn, Weights, make_rollout_worker
@@ -60,6 +61,9 @@ class Seat:
     deaths: int = 0  # since a sequence last finished here
     tokens: float = 0.0
     k: float | None = None
+    turn: Turn | None = None  # the last one, while it tells what the engine has
+    takes_in_flight: bool = False
+    giving_to: int | None = None  # the seat that gets what it was asked to give up
 
 
 class Pool:
@@ -82,6 +86,8 @@ class Pool:
         self.options = config.ray
         self.generated = 0.0  # tokens, of unfinished sequences too
         self.restarts = 0
+        self.moved = 0  # sequences that went on in another engine
+        self._balance = Balance()
         self._attempt, self._say = attempt, say
         self._wanted = self._before = Weights()
         self._mode: Mode = "drained"
@@ -163,6 +169,21 @@ class Pool:
         return sum(seat.stage in ("serving", "updating") for seat in self.seats)
 
     @property
+    def wanted(self) -> Weights:
+        """What every engine has, or will have."""
+        return self._wanted
+
+    @property
+    def settled(self) -> bool:
+        """Every engine that can generate has the weights that are wanted."""
+        return all(seat.weights == self._wanted for seat in self.seats if seat.stage in ("serving", "updating"))
+
+    @property
+    def takes_in_flight(self) -> bool:
+        """Weights can change while sequences run, in every engine that can generate."""
+        return all(seat.takes_in_flight for seat in self.seats if seat.stage in ("serving", "updating"))
+
+    @property
     def k(self) -> float | None:
         """Mean K of the engines now; None where no controller tells."""
         known = [seat.k for seat in self.seats if seat.k is not None and seat.stage == "serving"]
@@ -230,9 +251,10 @@ class Pool:
     ) -> None:
         """Give everyone something to do, and hear those that have something to say."""
         now = time.monotonic()
+        move = self._best_move(work)
         for seat in self.seats:
             if seat.call is None and seat.stage == "serving":
-                self._send(seat, work, catalogue)
+                self._send(seat, work, catalogue, move if move and move.source == seat.number else None)
             elif seat.call is None and seat.stage == "placing" and now >= seat.again:
                 self._call(seat, "placing", seat.handle.home.remote())
         for seat in self._answered():
@@ -242,7 +264,23 @@ class Pool:
     def _call(self, seat: Seat, stage: Stage, call: Any) -> None:
         seat.stage, seat.call, seat.since = stage, call, time.monotonic()
 
-    def _send(self, seat: Seat, work: Work, catalogue: Catalogue) -> None:
+    def _best_move(self, work: Work) -> Move | None:
+        """What is worth moving now, between engines of which all is known."""
+        if not self.options.move or work.waiting or any(seat.giving_to is not None for seat in self.seats):
+            return None
+        loads = []
+        for seat in self.seats:
+            if seat.stage != "serving" or not work.may_move(seat.number):
+                continue
+            held, turn = work.held_by(seat.number), seat.turn
+            if seat.weights != self._wanted or work.coming(seat.number):
+                return None
+            if held and (turn is None or len(turn.lengths) != held):  # it has not looked since
+                return None
+            loads.append(Load(seat.number, turn.lengths if held and turn else (), turn.prompts if turn else 0.0))
+        return self._balance.best(loads, work.remaining)
+
+    def _send(self, seat: Seat, work: Work, catalogue: Catalogue, move: Move | None) -> None:
         """Give an engine that is ready what it does next; nothing if there is nothing."""
         errands = []
         if seat.weights != self._wanted:
@@ -251,11 +289,17 @@ class Pool:
                 return
         else:
             sharing = sum(other.stage in ("serving", "updating", "loading") for other in self.seats)
-            errands = list(catalogue.errands(work.take(seat.number, sharing)))
+            pieces = work.take(seat.number, sharing)
+            # What other weights have begun is begun anew.
+            ours = {key: b for key, b in work.begun.items() if b.rollout.policy_version == seat.weights.policy_version}
+            errands = list(catalogue.errands(pieces, ours))
         if errands or work.held_by(seat.number):
             enough = self.capacity - self.backlog + bool(self.backlog) if work.waiting else 0
             versions = (seat.weights.policy_version, seat.weights.draft_version)
-            self._call(seat, "serving", seat.handle.serve.remote(_process(seat), errands, versions, enough))
+            seat.turn = None if errands else seat.turn
+            seat.giving_to = move.target if move else None
+            give = move.count if move else 0
+            self._call(seat, "serving", seat.handle.serve.remote(_process(seat), errands, versions, enough, give))
 
     def _renew(self, seat: Seat, work: Work) -> None:
         """Bring its weights to those that are wanted."""
@@ -318,6 +362,7 @@ class Pool:
                 start = seat.handle.start.remote(list(seat.cores), self._seed(), self._wanted)
                 self._call(seat, "loading", start)
             elif seat.stage in ("loading", "updating"):
+                seat.takes_in_flight = value if seat.stage == "loading" else seat.takes_in_flight
                 seat.stage, seat.weights = "serving", seat.coming
             elif problem := self._served(seat, value, work, on_finished):
                 self._kill(seat)
@@ -326,16 +371,28 @@ class Pool:
     def _served(self, seat: Seat, turn: Turn, work: Work, on_finished: Callable[[Any], object]) -> str | None:
         """Take what an engine has to say; returns why it has to be restarted, if it has."""
         self.generated += max(turn.tokens - seat.tokens, 0.0)
-        seat.tokens, seat.k = turn.tokens, turn.k
+        seat.tokens, seat.k, seat.turn = turn.tokens, turn.k, turn
+        for window in turn.windows:
+            self._balance.measured(*window)
         mine = [work.finish(seat.number, prompt, sample, tokens) for prompt, sample, tokens in turn.finished]
         if any(mine):
             seat.deaths = 0
             on_finished(turn.table if all(mine) else turn.table.filter(mine))
+        self._give(seat, turn, work)
         if turn.stalled > self.options.stall_seconds:
             return f"It made no step for {turn.stalled:.0f} s."
         if not turn.live and work.held_by(seat.number):
             return "It does not know what it was given."
         return None
+
+    def _give(self, seat: Seat, turn: Turn, work: Work) -> None:
+        """What it has given up is on its way to the engine that is to have it; back, if that one is down."""
+        target, seat.giving_to = seat.giving_to, None
+        if target is None or self.seats[target].stage != "serving":
+            target = seat.number
+        for one in turn.given:
+            work.move(seat.number, one.prompt, one.sample, target, one)
+        self.moved += len(turn.given) if target != seat.number else 0
 
     def _refused(self, seat: Seat, error: ConfigError) -> None:
         """Weights that don't fit: those before are wanted again, and whoever wanted others hears of it."""
@@ -348,6 +405,7 @@ class Pool:
 
     def _died(self, seat: Seat, why: str, work: Work, on_aside: Callable[[int, str], object]) -> None:
         held = work.held_by(seat.number)
+        seat.turn = seat.giving_to = None
         # What an engine held may have killed it; it has not when its whole node went.
         blame = seat.home is not None and _alive(seat.home.node)
         aside = work.engine_died(seat.number, blame=blame)

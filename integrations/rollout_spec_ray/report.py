@@ -111,9 +111,10 @@ def _attempt_line(one: dict[str, Any]) -> str:
     if not one["sequences"]:
         return f"Attempt {one['attempt']}: {one['outcome']}, no sequence finished."
     repeated = f", {one['repeated']} repeated after {one['restarts']} deaths of engines" if one["restarts"] else ""
+    moved = f", {one['moved']} moved between engines" if one["moved"] else ""
     return (
         f"Attempt {one['attempt']}: {one['outcome']}; {one['sequences']} sequences in {one['makespan_s']:.1f} s, "
-        f"{one['tokens_per_second']:.0f} tokens/s, tail {one['tail_s']:.1f} s{repeated}."
+        f"{one['tokens_per_second']:.0f} tokens/s, tail {one['tail_s']:.1f} s{repeated}{moved}."
     )
 
 
@@ -124,6 +125,7 @@ def _attempt(record: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         "outcome": record.get("outcome", "killed"),
         "restarts": record.get("engine_restarts", 0),
         "repeated": record.get("sequences_lost_and_repeated", 0),
+        "moved": record.get("sequences_moved", 0),
         "queue": record.get("queue"),
         "sequences": 0,
         "engines": {},

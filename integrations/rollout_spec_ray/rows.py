@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
         ("spans", pa.list_(SPAN)),  # which versions made which tokens, by start
         ("started_at", pa.float64()),  # seconds since 1970, handed to the engine
         ("finished_at", pa.float64()),
-        ("draft_steps", pa.int64()),  # null without a drafter
+        ("draft_steps", pa.int64()),  # null without a drafter; of a moved sequence, since it moved
         ("draft_tokens", pa.int64()),
         ("accepted_tokens", pa.int64()),
         ("engine", pa.int32()),
@@ -46,6 +46,8 @@ class Label:
     sample_id: int
     digest: int
     started_at: float
+    prompt_tokens: int = 0
+    """How many; the rollout has them."""
 
 
 def as_table(finished: Sequence[tuple[Label, Rollout]], engine: int, attempt: int, now: float) -> pa.Table:

@@ -16,7 +16,7 @@ import heapq
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollout_spec.control.makespan import Lengths
 
@@ -24,6 +24,8 @@ from rollout_spec.control.makespan import Lengths
 SHRINK = 4
 # The heap is ordered anew when the mean length of all has changed by this factor: it stands for what isn't known.
 DRIFT = 1.25
+# No prompt's index: what is known of all.
+ANY = -1
 
 
 class Piece(NamedTuple):
@@ -64,6 +66,8 @@ class Work:
         self._suspects: dict[int, None] = {}  # prompts that wait, all their samples, to run apart
         self._apart: set[int] = set()  # engines that hold suspects
         self._on_trial: dict[int, int] = {}  # suspect -> the engine that holds some of it
+        self._coming: dict[int, list[tuple[int, int]]] = {}  # engine -> (prompt, sample) that have left another
+        self.begun: dict[tuple[int, int], Any] = {}  # of those that have moved, until they end
 
     def add(self, prompt: int, samples: Iterable[int]) -> None:
         """Samples to generate, in addition to what is there of this prompt."""
@@ -85,6 +89,8 @@ class Work:
         held = self._of.setdefault(engine, set())
         if not held:
             self._apart.discard(engine)
+        moved = self._coming.pop(engine, [])
+        held.update(moved)
         pieces: list[Piece] = []
         if engine not in self._apart:
             suspects = [] if held else [one for one in self._suspects if one not in self._on_trial]
@@ -94,7 +100,7 @@ class Work:
             self.waiting -= len(piece.samples)
             self.live += len(piece.samples)
         self._count(began)
-        return pieces
+        return [Piece(prompt, (sample,)) for prompt, sample in moved] + pieces
 
     def finish(self, engine: int, prompt: int, sample: int, tokens: int | None) -> bool:
         """A sequence has ended; tokens: its length, None if that says nothing of its prompt. False: it isn't the
@@ -108,6 +114,7 @@ class Work:
         self.finished += 1
         self._deaths.pop(prompt, None)
         self._on_trial.pop(prompt, None)
+        self.begun.pop((prompt, sample), None)
         if prompt in self._suspects:  # this prompt kills no engine
             del self._suspects[prompt]
             self._push(prompt)
@@ -120,6 +127,24 @@ class Work:
         self._count(began)
         return True
 
+    def may_move(self, engine: int) -> bool:
+        """Sequences may leave the engine and come to it: it holds no suspects."""
+        return engine not in self._apart or not self.held_by(engine)
+
+    def move(self, source: int, prompt: int, sample: int, target: int, begun: Any) -> None:
+        """A live sequence, of which `begun` is there, goes on in another engine, which is given it by `take`."""
+        self._of[source].remove((prompt, sample))
+        self._coming.setdefault(target, []).append((prompt, sample))
+        self.begun[prompt, sample] = begun
+
+    def coming(self, engine: int) -> int:
+        """Sequences on their way to the engine."""
+        return len(self._coming.get(engine, ()))
+
+    def remaining(self, so_far: int) -> float:
+        """Expected tokens still to come of a response that has so many."""
+        return self._lengths.remaining(ANY, so_far)
+
     def engine_died(self, engine: int, *, blame: bool = True) -> list[int]:
         """All that the engine held waits again. Returns prompts that are set aside for it.
 
@@ -128,6 +153,9 @@ class Work:
         held = self._of.pop(engine, set())
         self._apart.discard(engine)
         self._release(engine)
+        for prompt, sample in self._coming.pop(engine, ()):  # it never had them
+            self.live -= 1
+            self._wait(prompt, (sample,))
         samples: dict[int, list[int]] = {}
         for prompt, sample in sorted(held):
             samples.setdefault(prompt, []).append(sample)

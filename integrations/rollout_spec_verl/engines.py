@@ -16,7 +16,8 @@ from rollout_spec.config import Config
 from rollout_spec.draft.samples import Sample
 from rollout_spec.engine import outbox
 from rollout_spec.engine.control_loop import SETTINGS_KEY
-from rollout_spec.rollout.fleet_refresh import FleetRefresh, Statuses
+from rollout_spec.rollout.fleet_refresh import FleetRefresh
+from rollout_spec.rollout.gains import Statuses
 from rollout_spec.rollout.update import LOAD_TIMEOUT
 
 # Ray names of verl's vLLM servers begin so, also those of reward and teacher models, which have no settings of ours.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from rollout_spec.rollout.fleet_refresh import FleetRefresh, Statuses
+from rollout_spec.rollout.fleet_refresh import FleetRefresh
+from rollout_spec.rollout.gains import Statuses
 from rollout_spec.rollout.metrics import fleet_metrics
 from rollout_spec_verl.engines import RayEngines
 

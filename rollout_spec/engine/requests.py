@@ -27,9 +27,19 @@ class SpeculationStats:
         """vLLM's: 1 + accepted tokens / steps with a draft; None without drafts."""
         return 1 + self.accepted_tokens / self.draft_steps if self.draft_steps else None
 
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        return SpeculationStats(
+            self.draft_steps + other.draft_steps,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+        )
 
-def sampling_params(sampling: SamplingConfig, output_tokens: int | None) -> SamplingParams:
-    """vLLM's parameters for one sample; `output_tokens` imposes a length by masking end-of-sequence until then."""
+
+def sampling_params(sampling: SamplingConfig, output_tokens: int | None, begun: int = 0) -> SamplingParams:
+    """vLLM's parameters for one sample; `output_tokens` imposes a length by masking end-of-sequence until then.
+
+    begun: tokens of the response that are there already, as a part of vLLM's prompt.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -37,8 +47,8 @@ def sampling_params(sampling: SamplingConfig, output_tokens: int | None) -> Samp
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        max_tokens=output_tokens or sampling.max_tokens,
-        min_tokens=output_tokens or 0,
+        max_tokens=(output_tokens or sampling.max_tokens) - begun,
+        min_tokens=output_tokens - begun if output_tokens else 0,
         logprobs=0 if sampling.logprobs else None,
         flat_logprobs=sampling.logprobs,
         detokenize=False,
@@ -92,6 +102,12 @@ def partial_output(engine: LLMEngine, internal_id: str) -> tuple[list[int], list
     tokens = list(state.detokenizer.output_token_ids)
     logprobs = sampled_logprobs(state.logprobs_processor.logprobs) if state.logprobs_processor else None
     return tokens, logprobs
+
+
+def num_tokens_so_far(engine: LLMEngine, internal_id: str) -> int:
+    """Of a running request's response; see `partial_output`."""
+    state = engine.output_processor.request_states.get(internal_id)
+    return 0 if state is None or state.detokenizer is None else len(state.detokenizer.output_token_ids)
 
 
 def prompt_token_ids(tokenizer: Callable[[], Any], prompt: str | Sequence[Any]) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,15 +17,12 @@ from rollout_spec.config import Config
 from rollout_spec.draft.samples import Sample
 from rollout_spec.draft.target import read_target
 from rollout_spec.rollout.draft_refresh import DraftRefresh
-from rollout_spec.rollout.metrics import added, gain, sampled
+from rollout_spec.rollout.gains import Gains, Statuses
 from rollout_spec.rollout.types import Rollout
 from rollout_spec.rollout.update import WeightSync
 from rollout_spec.rollout.weights import SHARED_MEMORY, Weights
 
 logger = logging.getLogger("vllm.rollout_spec")
-
-Statuses = Mapping[str, Mapping[str, Any]]
-"""By engine: `ControlLoop.status`."""
 
 
 class Engines(Protocol):
@@ -55,27 +51,11 @@ class Fleet:
         self._engines = engines
         spec = {"method": config.drafter.method, "model": config.drafter.model}
         self._sync = WeightSync(engines.call, {"model": config.model, "speculative_config": spec}, folder)
-        self._gains: list[dict[str, Any]] = []
+        # A validation at temperature 0 accepts more than training does.
+        self.gains = Gains(sampled_only=config.sampling.temperature > 0)
 
     def controller_status(self) -> dict[str, Any] | None:
-        return self._gains[0] if self._gains else None
-
-    def took(self, now: Statuses, before: Statuses) -> None:
-        """What the engines did between two readings: counts added up, seconds those of an engine on average.
-
-        Where training is above temperature 0, only that counts as drafted: a validation at 0 accepts more.
-        """
-        gains = [gain(status, before.get(name)) for name, status in now.items()]
-        if not gains:
-            return
-        total = added(gains)
-        for name in ("seconds_by_bucket", "tail_seconds"):
-            value = total[name]
-            each = len(gains)
-            total[name] = [one / each for one in value] if isinstance(value, list) else value / each
-        if self.config.sampling.temperature > 0:
-            total["drafted_per_position"], total["accepted_per_position"] = sampled(total)
-        self._gains = [added([*self._gains, total])]
+        return self.gains.status
 
     def refresh_draft(self, weights: Weights, draft_version: int) -> None:
         """As RolloutWorker.refresh_draft."""
@@ -138,7 +118,7 @@ class FleetRefresh:
 
     def _step(self, step: int, now: Statuses, before: Statuses) -> None:
         self._fleet.policy_version = step
-        self._fleet.took(now, before)
+        self._fleet.gains.took(now, before)
         responses = self._engines.take(self._temperature, self._options.buffer_tokens)
         updates = _updates(now)
         if responses and not self._began:

@@ -22,10 +22,18 @@ class Request:
     internal_id: str  # vLLM's
     params: Any  # vLLM's SamplingParams
     spans: tuple[Span, ...]
+    begun: Rollout | None = None
+    """What was there of it when it was queued; its tokens are then a part of vLLM's prompt."""
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens."""
+        return len(self.begun.token_ids) if self.begun else 0
 
     def queued(self, engine: Any, request_id: str, versions: Versions) -> Request:
         """Itself, in vLLM's queue. Raises what vLLM raises for a request that it will not take."""
-        prompt = vllm_requests.engine_input(self.prompt_token_ids, versions.cache_salt)
+        token_ids = self.prompt_token_ids + (self.begun.token_ids if self.begun else [])
+        prompt = vllm_requests.engine_input(token_ids, versions.cache_salt)
         # Older vLLM returns nothing here and keeps our id.
         return replace(self, internal_id=engine.add_request(request_id, prompt, self.params) or request_id)
 
@@ -37,6 +45,13 @@ class Request:
         error: str | None = None,
         speculation: vllm_requests.SpeculationStats | None = None,
     ) -> Rollout:
+        """It as it ends; `token_ids` and the rest are of what was made since it was queued."""
+        if self.begun is not None:
+            both = self.begun.logprobs is not None and logprobs is not None
+            logprobs = [*(self.begun.logprobs or []), *(logprobs or [])] if both else None
+            token_ids = self.begun.token_ids + token_ids
+            parts = [part for part in (self.begun.speculation, speculation) if part is not None]
+            speculation = sum(parts[1:], parts[0]) if parts else None
         # A change after the last token made none of them.
         spans = tuple(span for span in self.spans if span.start < len(token_ids)) or self.spans[:1]
         return Rollout(
@@ -75,7 +90,8 @@ class Ledger:
         completion = output.outputs[0]
         reason = completion.finish_reason or "error"
         if reason in ("stop", "length"):
-            self._lengths.finished(prompt_key(request.prompt_token_ids), len(completion.token_ids))
+            length = request.num_begun + len(completion.token_ids)
+            self._lengths.finished(prompt_key(request.prompt_token_ids), length)
         self.finished[output.request_id] = request.rollout(
             list(completion.token_ids),
             vllm_requests.sampled_logprobs(completion.logprobs),
@@ -100,16 +116,23 @@ class Ledger:
     def changed(self, engine: Any, versions: Versions) -> None:
         """Other weights are in the engine: tokens from here on are theirs."""
         for request_id, request in self.running.items():
-            tokens, _ = vllm_requests.partial_output(engine, request.internal_id)
-            spans = extend(request.spans, versions.span(len(tokens)))
+            made = request.num_begun + vllm_requests.num_tokens_so_far(engine, request.internal_id)
+            spans = extend(request.spans, versions.span(made))
             self.running[request_id] = replace(request, spans=spans)
 
     def restart_unbegun(self, engine: Any, versions: Versions) -> None:
         """Queue anew what has no token yet: all of it is to be the new policy's, the cache of its prompt too."""
         for request_id, request in self.running.items():
-            if request.spans == (versions.span(0),):
+            if request.spans[-1] == versions.span(request.num_begun):
                 engine.abort_request([request_id])
                 self.running[request_id] = request.queued(engine, request_id, versions)
+
+    def tokens_so_far(self, engine: Any) -> dict[str, int]:
+        """Length of each response that runs, by request id."""
+        return {
+            request_id: request.num_begun + vllm_requests.num_tokens_so_far(engine, request.internal_id)
+            for request_id, request in self.running.items()
+        }
 
     def collect(self, pending: dict[str, None]) -> list[Rollout]:
         """What of `pending` has finished; both forget it."""

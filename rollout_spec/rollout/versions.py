@@ -31,6 +31,10 @@ class Versions:
     def span(self, start: int) -> Span:
         return Span(start, self.policy, self.draft)
 
+    def resumed(self, spans: tuple[Span, ...], made: int) -> tuple[Span, ...]:
+        """Spans of a response that goes on under these versions after `made` tokens."""
+        return spans if spans and spans[-1] == self.span(spans[-1].start) else extend(spans, self.span(made))
+
 
 def extend(spans: tuple[Span, ...], span: Span) -> tuple[Span, ...]:
     """`spans` and one more; it replaces a last one that had no token."""

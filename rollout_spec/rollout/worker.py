@@ -195,6 +195,44 @@ class RolloutWorker:
         with self._lock:
             return self._ledger.abort(self._engine, list(self._ledger.running) if request_ids is None else request_ids)
 
+    def resume(
+        self,
+        rollouts: Sequence[Rollout],
+        sampling: SamplingConfig | None = None,
+        output_tokens: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue what is missing of rollouts that were aborted, here or in another worker; returns request ids.
+
+        The tokens so far are read again like a prompt, under the weights of now. The rollout that `take` gives is
+        whole: all tokens, each with the log-probability and the span it was made with (without log-probabilities if a
+        part has none). sampling.max_tokens and output_tokens [len(rollouts)] are of the whole response. Raises
+        ConfigError for one that has ended already; nothing is queued then.
+        """
+        sampling = sampling or self.config.sampling
+        if output_tokens is not None and len(output_tokens) != len(rollouts):
+            raise ConfigError(f"output_tokens: must hold a length for each of the {len(rollouts)} rollouts")
+        lengths: list[int | None] = [None] * len(rollouts) if output_tokens is None else list(output_tokens)
+        for rollout, length in zip(rollouts, lengths, strict=True):
+            most = length or sampling.max_tokens
+            if rollout.finish_reason != "abort" or len(rollout.token_ids) >= most:
+                raise ConfigError(
+                    f"resume: a rollout of {len(rollout.token_ids)} tokens that ended with "
+                    f"{rollout.finish_reason!r}: must be aborted, with fewer than {most} tokens"
+                )
+        self._resident.require()
+        with self._lock:
+            first, self._next_id = self._next_id, self._next_id + len(rollouts)
+            ids = [f"rollout-{first + number}" for number in range(len(rollouts))]
+            for request_id, rollout, length in zip(ids, rollouts, lengths, strict=True):
+                at, prompt = (rollout.prompt_index, rollout.sample_index), rollout.prompt_token_ids
+                self._submit(request_id, *at, prompt, sampling, length, rollout if rollout.token_ids else None)
+        return ids
+
+    def tokens_so_far(self) -> dict[str, int]:
+        """Length of each response that runs or waits, by request id."""
+        with self._lock:
+            return self._ledger.tokens_so_far(self._engine)
+
     @property
     def num_unfinished(self) -> int:
         """Requests that run or wait."""
@@ -322,11 +360,14 @@ class RolloutWorker:
         token_ids: list[int],
         sampling: SamplingConfig,
         length: int | None,
+        begun: Rollout | None = None,
     ) -> None:
         versions = self._resident.versions
-        running = Request(index, sample, token_ids, request_id, None, (versions.span(0),))
+        spans = versions.resumed(begun.spans, len(begun.token_ids)) if begun else (versions.span(0),)
+        running = Request(index, sample, token_ids, request_id, None, spans, begun)
         try:
-            running = replace(running, params=vllm_requests.sampling_params(sampling, length))
+            params = vllm_requests.sampling_params(sampling, length, running.num_begun)
+            running = replace(running, params=params)
             self._ledger.running[request_id] = running.queued(self._engine, request_id, versions)
         except vllm_requests.refusals() as error:  # the others must not suffer
             self._ledger.finished[request_id] = running.rollout([], None, "error", str(error))

@@ -51,6 +51,31 @@ def scenario(model: Path) -> dict[str, Any]:
         worker.abort()
         out["after_abort"] = (worker.num_unfinished, len(scheduler_of(worker).requests))
 
+        greedy = worker.config.sampling.model_copy(update={"temperature": 0.0})
+        whole = worker.generate(PROMPTS, sampling=greedy, output_tokens=[[40]] * 4)
+        ids = worker.submit(PROMPTS, sampling=greedy, output_tokens=[[40]] * 4)
+        for _ in range(6):
+            worker.step()
+        so_far = worker.tokens_so_far()
+        parts = worker.abort(ids)
+        ids = worker.resume(parts, sampling=greedy, output_tokens=[40] * 4)
+        worker.step()
+        twice = worker.resume(worker.abort(ids[:1]), sampling=greedy, output_tokens=[40])
+        while worker.num_unfinished:
+            worker.step()
+        resumed = [worker.take(name) for name in [*twice, *ids[1:]]]
+        out["resumed"] = [
+            (new.token_ids == old.token_ids, new.logprobs, old.logprobs, new.spans == old.spans, new.prompt_token_ids)
+            for new, old in zip(resumed, whole, strict=True)
+        ]
+        out["parts"] = [(len(part.token_ids), part.prompt_index) for part in parts]
+        out["so_far"] = sorted(so_far.values())
+        for wrong in (whole[0], parts[0]):
+            try:
+                worker.resume([wrong], output_tokens=[len(wrong.token_ids)])
+            except ConfigError as error:
+                out.setdefault("ended", []).append(str(error))
+
         # A prompt beyond the context is vLLM's to refuse; its neighbours must not notice.
         mixed = worker.generate([PROMPTS[0], [5] * 600, PROMPTS[1]], output_tokens=[[5], [5], [5]])
         out["mixed"] = [(r.finish_reason, len(r.token_ids), r.error) for r in mixed]
@@ -100,6 +125,17 @@ def test_abort_keeps_what_was_generated(result: dict[str, Any]) -> None:
     assert tokens == logprobs
     assert tokens >= 5
     assert result["after_abort"] == (0, 0)
+
+
+def test_an_aborted_rollout_goes_on_as_if_it_had_not_been(result: dict[str, Any]) -> None:
+    for (same, new, old, spans, prompt), expected in zip(result["resumed"], PROMPTS, strict=True):
+        assert same
+        assert spans
+        assert prompt == expected
+        assert new == pytest.approx(old, abs=1e-4)
+    assert all(0 < tokens < 40 for tokens, _ in result["parts"])
+    assert result["so_far"] == sorted(tokens for tokens, _ in result["parts"])
+    assert ["ended with 'length'" in result["ended"][0], "fewer than" in result["ended"][1]] == [True, True]
 
 
 def test_weights_are_not_changed_under_running_requests(result: dict[str, Any]) -> None:

@@ -22,12 +22,20 @@ POISON, GATED, STUCK = 666, 777, 888
 
 class FakeWorker:
     def __init__(
-        self, config: Config, step_seconds: float = 0.01, gate: str | None = None, log: str | None = None
+        self,
+        config: Config,
+        step_seconds: float = 0.01,
+        gate: str | None = None,
+        log: str | None = None,
+        sequence_seconds: float = 0.0,
     ) -> None:
-        """log: a file for what it is reminded of, [prompt, responses] a line."""
+        """A step takes step_seconds, and sequence_seconds more for each live sequence. log: a file for what it is
+        reminded of, [prompt, responses] a line."""
         self.policy_version = self.draft_version = 0
-        self._config, self._step_seconds, self._gate, self._log = config, step_seconds, gate, log
-        self._queue: deque[tuple[str, list[int]]] = deque()
+        self._config, self._gate, self._log = config, gate, log
+        self._step_seconds, self._sequence_seconds = step_seconds, sequence_seconds
+        self._queue: deque[tuple[str, list[int], int]] = deque()  # name, prompt, tokens there are
+        self._resumed: dict[str, Rollout] = {}
         self._running: dict[str, tuple[list[int], int]] = {}
         self._finished: dict[str, Rollout] = {}
         self._number = 0
@@ -38,6 +46,13 @@ class FakeWorker:
     @property
     def num_unfinished(self) -> int:
         return len(self._queue) + len(self._running)
+
+    @property
+    def takes_in_flight(self) -> bool:
+        return True
+
+    def controller_status(self) -> None:
+        """It has no controller."""
 
     @property
     def tokenizer(self) -> Any:
@@ -52,15 +67,28 @@ class FakeWorker:
                 if prompt[1] > self._config.engine.max_model_len:
                     self._finish(ids[-1], prompt, 0, "error", "too long")
                 else:
-                    self._queue.append((ids[-1], prompt))
+                    self._queue.append((ids[-1], prompt, 0))
         return ids
+
+    def resume(self, rollouts: Any, sampling: Any = None, output_tokens: Any = None) -> list[str]:
+        ids = []
+        for rollout in rollouts:
+            assert rollout.finish_reason == "abort"
+            self._number += 1
+            ids.append(f"fake-{self._number}")
+            self._resumed[ids[-1]] = rollout
+            self._queue.append((ids[-1], rollout.prompt_token_ids, len(rollout.token_ids)))
+        return ids
+
+    def tokens_so_far(self) -> dict[str, int]:
+        return {name: made for name, _, made in self._queue} | {name: made for name, (_, made) in self._running.items()}
 
     def step(self) -> None:
         while self._queue and len(self._running) < self._config.engine.max_num_seqs:
-            name, prompt = self._queue.popleft()
-            self._running[name] = (prompt, 0)
+            name, prompt, made = self._queue.popleft()
+            self._running[name] = (prompt, made)
         if self._running:
-            time.sleep(self._step_seconds)
+            time.sleep(self._step_seconds + self._sequence_seconds * len(self._running))
         for name, (prompt, made) in list(self._running.items()):
             kind, tokens = prompt[:2]
             self._running[name] = (prompt, made + 1)
@@ -78,15 +106,32 @@ class FakeWorker:
         return self._finished.pop(request_id, None)
 
     def abort(self, request_ids: Any = None) -> list[Rollout]:
-        self._queue.clear()
-        self._running.clear()
+        names = list(self.tokens_so_far()) if request_ids is None else list(request_ids)
+        for name, prompt, made in list(self._queue):
+            if name in names:
+                self._finish(name, prompt, made, "abort")
+        self._queue = deque(each for each in self._queue if each[0] not in names)
+        for name in names:
+            if name in self._running:
+                prompt, made = self._running.pop(name)
+                self._finish(name, prompt, made, "abort")
         return []
 
-    def update_weights(self, weights: Any = None, policy_version: int | None = None, *, mode: str, **_: Any) -> None:
-        if not Path(weights).is_dir():
-            raise ConfigError(f"weights {weights!r}: no *.safetensors there")
+    def update_weights(
+        self,
+        weights: Any = None,
+        policy_version: int | None = None,
+        *,
+        draft: Any = None,
+        draft_version: int | None = None,
+        mode: str,
+    ) -> None:
+        for folder in (weights, draft):
+            if folder is not None and not Path(folder).is_dir():
+                raise ConfigError(f"weights {folder!r}: no *.safetensors there")
         assert mode != "drained" or not self.num_unfinished
-        self.policy_version = policy_version or 0
+        self.policy_version = self.policy_version if policy_version is None else policy_version
+        self.draft_version = self.draft_version if draft_version is None else draft_version
 
     def remember_drafts(self, prompt_token_ids: Any, responses: Any) -> None:
         if self._log is not None:
@@ -100,8 +145,10 @@ class FakeWorker:
         pass
 
     def _finish(self, name: str, prompt: list[int], tokens: int, reason: str, error: str | None = None) -> None:
-        token_ids = [prompt[0]] * tokens
-        spans = (Span(0, self.policy_version, 0),)
+        before = self._resumed.pop(name, None)
+        there = before.token_ids if before is not None else []
+        token_ids = there + [prompt[0]] * (tokens - len(there))
+        spans = (Span(0, self.policy_version, self.draft_version),)
         logprobs = [-0.5] * tokens
         self._finished[name] = Rollout(
             0, 0, list(prompt), token_ids, logprobs, reason, self.policy_version, None, error, spans

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import jobs
 import psutil
 import pytest
+from chain import make_moved
 from fake import GATED, POISON, STUCK
 from rollout_spec_ray import job
 from rollout_spec_ray.engine import Weights
@@ -68,6 +70,22 @@ def test_engines_killed_at_random_moments(cluster: str, tmp_path: Path, out: Pat
     # A process that is killed before it was ever spoken to is not missed.
     assert 0 < attempt["restarts"] <= KILLS == len(killer.killed)
     assert all(row["token_ids"] == [PLAIN] * row["num_tokens"] for row in jobs.rows(out) if row["prompt_id"] != "p80")
+
+
+def test_in_the_tail_sequences_move_to_the_engine_that_has_drained(cluster: str, tmp_path: Path, out: Path) -> None:
+    # The first half goes to one engine; the other's lengths let it see every size on its way to none.
+    lengths = [500] * 4 + [40, 100, 160, 220]
+    prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [[PLAIN, length] for length in lengths])
+    worker = jobs.worker(step_seconds=0.002, sequence_seconds=0.003)
+    code, said = jobs.run(out, prompts, jobs.config(engine__max_model_len=512), worker)
+    assert (code, jobs.keys(out)) == (job.COMPLETE, jobs.asked(8))
+    (attempt,) = json.loads((out / "report.json").read_text())["attempts"]
+    assert attempt["moved"] >= 3
+    assert any("moved between engines" in line for line in said)
+    for row in jobs.rows(out):
+        assert row["token_ids"] == [PLAIN] * lengths[int(row["prompt_id"][1:])]
+        assert len(row["logprobs"]) == row["num_tokens"]
+    assert {row["engine"] for row in jobs.rows(out) if row["num_tokens"] == 500} == {0, 1}
 
 
 def test_poison_prompts_are_set_aside_and_a_bad_row_and_a_failing_template_reported(
@@ -258,6 +276,40 @@ def test_a_job_takes_weights_that_a_trainer_names(cluster: str, tmp_path: Path, 
     assert any("outside of the watched folder" in line for line in said)
     begun_late = [row["policy_version"] for row in rows if row["prompt_id"] == "p40"]
     assert begun_late == [7, 7]
+
+
+def test_a_head_follows_the_policy_on_resources_of_its_own(cluster: str, tmp_path: Path, out: Path) -> None:
+    models = make_moved(tmp_path / "models")
+    gate, watched, heads = tmp_path / "gate", tmp_path / "trainer", tmp_path / "heads"
+    shutil.copytree(models.after, watched / "step-1")
+    prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [*[[PLAIN, 30 + i] for i in range(20)], [GATED, 1]])
+    refresh = {"policy": "every", "every": 1, "min_tokens": 200, "seconds": 1e5, "timeout": 2e5}
+    options = jobs.config(
+        top__model=str(models.before),
+        top__drafter={"method": "eagle3", "model": str(models.untrained), "k_max": 3},
+        top__draft={"max_passes": 4, "batch_tokens": 1024},
+        top__refresh=refresh | {"folder": str(heads)},
+    )
+
+    def train() -> None:
+        jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
+        (watched / "latest.json").write_text(json.dumps({"policy_version": 1, "policy": "step-1"}))
+        jobs.wait_for((heads / "newest.json").exists, 200.0)
+        time.sleep(6.0)  # until the driver has asked, and the engines have it
+        gate.touch()
+
+    threading.Thread(target=train, daemon=True).start()
+    worker = jobs.worker(gate=str(gate))
+    without = options.model_copy(update={"refresh": options.refresh.model_copy(update={"folder": None})})
+    with pytest.raises(ConfigError, match=r"refresh\.folder: not set"):
+        jobs.run(out, prompts, without, worker, watch=str(watched))
+    code, said = jobs.run(out, prompts, options, worker, watch=str(watched), mode="in_flight")
+    assert (code, jobs.keys(out)) == (job.COMPLETE, jobs.asked(21))
+    assert any("version 1 of the head is ready" in line for line in said)
+    last = [row for row in jobs.rows(out) if row["prompt_id"] == "p20"]
+    assert [(row["policy_version"], row["draft_version"]) for row in last] == [(1, 1)] * 2
+    (attempt,) = json.loads((out / "job.json").read_text())["attempts"]
+    assert attempt["refresh"]["rollout_spec/refresh_done"] == 1
 
 
 # -- earlier epochs

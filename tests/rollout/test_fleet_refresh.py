@@ -120,7 +120,7 @@ def test_what_engines_did_counts_together_and_takes_as_long_as_one(config: Confi
     before = engines.statuses()
     engines.generate()
     engines.generate(greedy=True)  # validation, which accepts as it does
-    fleet.took(engines.statuses(), before)
+    fleet.gains.took(engines.statuses(), before)
     status = fleet.controller_status()
     assert status is not None
     assert status["drafted_per_position"] == [8, 8]
@@ -128,7 +128,7 @@ def test_what_engines_did_counts_together_and_takes_as_long_as_one(config: Confi
     assert sum(status["seconds_by_bucket"]) == pytest.approx(1.0)
     before = engines.statuses()
     engines.generate()
-    fleet.took(engines.statuses(), before)
+    fleet.gains.took(engines.statuses(), before)
     again = fleet.controller_status()
     assert again is not None
     assert again["drafted_per_position"] == [16, 16]
