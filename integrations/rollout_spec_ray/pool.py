@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import remove_placement_group
 
 from rollout_spec.config import Config, ConfigError
 from rollout_spec.control.makespan import Lengths
@@ -24,8 +22,9 @@ from rollout_spec.rollout.resident import Mode
 from rollout_spec_ray.balance import Balance, Load, Move
 from rollout_spec_ray.catalogue import Catalogue
 from rollout_spec_ray.drafts import DraftStore
-from rollout_spec_ray.engine import EngineActor, Home, MakeWorker, Restarted, Turn, Weights, make_rollout_worker
+from rollout_spec_ray.engine import Home, MakeWorker, Restarted, Turn, Weights, make_rollout_worker
 from rollout_spec_ray.failures import PoolFailed, WeightsRefused
+from rollout_spec_ray.seat import Seat, Stage, make_seat
 from rollout_spec_ray.work import Work
 
 # Seconds between looks at time limits while no engine answers.
@@ -38,32 +37,6 @@ EARLIER = "earlier"
 SHORT = 0.1
 # For engines to end by themselves (seconds).
 FAREWELL = 20.0
-
-Stage = Literal["placing", "loading", "serving", "updating", "gone"]
-
-
-@dataclass(slots=True)
-class Seat:
-    """An engine's place in the pool, whichever process sits on it."""
-
-    number: int
-    handle: Any
-    group: Any = None  # Ray's placement group
-    stage: Stage = "placing"
-    call: Any = None  # under way
-    since: float = 0.0  # seconds of `time.monotonic`, as `again`
-    again: float = 0.0  # placing: not asked before
-    home: Home | None = None
-    cores: tuple[int, ...] = ()
-    weights: Weights = field(default_factory=Weights)
-    coming: Weights = field(default_factory=Weights)  # of an update or a start under way
-    killed: str | None = None  # the incarnation that was killed last
-    deaths: int = 0  # since a sequence last finished here
-    tokens: float = 0.0
-    k: float | None = None
-    turn: Turn | None = None  # the last one, while it tells what the engine has
-    takes_in_flight: bool = False
-    giving_to: int | None = None  # the seat that gets what it was asked to give up
 
 
 class Pool:
@@ -98,8 +71,9 @@ class Pool:
         self.backlog = -(-batch // 8) if self.options.backlog is None else self.options.backlog
         self.capacity = batch + self.backlog
         self._drafts = self._store(earlier)
-        self._actor = ray.remote(EngineActor)
-        self.seats = [self._seat(number, make_worker) for number in range(self.options.engines)]
+        self.seats = [
+            make_seat(config, number, attempt, make_worker, self._drafts) for number in range(self.options.engines)
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -202,24 +176,6 @@ class Pool:
         for table in earlier:
             store.add_table.remote(EARLIER, table)
         return store
-
-    def _seat(self, number: int, make_worker: MakeWorker) -> Seat:
-        options: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
-        cpus, gpus = self.options.cpus_per_engine, self.options.gpus_per_engine
-        group = None
-        tree = self.config.model_dump(mode="json")
-        if gpus > 1:
-            # vLLM's Ray executor starts a worker on each bundle of the group that its caller is in.
-            group = placement_group([{"GPU": 1, "CPU": cpus}, *[{"GPU": 1}] * (gpus - 1)], strategy="STRICT_PACK")
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
-            )
-            options |= {"num_cpus": cpus, "num_gpus": 0}
-            tree["engine"]["extra"] |= {"tensor_parallel_size": gpus, "distributed_executor_backend": "ray"}
-        else:
-            options |= {"num_cpus": cpus, "num_gpus": gpus}
-        handle = self._actor.options(**options).remote(number, self._attempt, tree, make_worker, self._drafts)
-        return Seat(number, handle, group)
 
     def _bind(self, seat: Seat, home: Home) -> tuple[int, ...]:
         """Cores of its node that no other engine is bound to; none where there aren't enough, or GPUs do the work."""

@@ -124,6 +124,7 @@ class Refresh:
         self._told = 0.0
         self._news: News | None = None
         self._offered = 0
+        self._theirs = False
 
     def add(self, table: pa.Table) -> None:
         self._tables.append(table.select(COLUMNS))
@@ -132,8 +133,11 @@ class Refresh:
         """These weights are wanted next. Returns them with the head that the pool has, unless they bring one."""
         if weights.policy is not None:
             self._policy = (weights.policy, weights.policy_version)
+        if weights.draft:  # whoever trains the policy brings heads too: ours would only be in their way
+            self._theirs = True
+            return weights
         now = self._pool.wanted
-        return weights if weights.draft else weights._replace(draft=now.draft, draft_version=now.draft_version)
+        return weights._replace(draft=now.draft, draft_version=now.draft_version)
 
     def tick(self) -> None:
         """Hear what the actor has to say, tell it what is new; a new head is wanted once all engines are settled."""
@@ -143,7 +147,7 @@ class Refresh:
                 self._hear(ray.get(call))
             except ray.exceptions.RayError as error:
                 self._say(f"draft refresh: {str(error).strip().splitlines()[-1]}; the head stays")
-        if self._news is not None and self._pool.settled:
+        if self._news is not None and self._pool.settled and not self._theirs:
             news, self._news = self._news, None
             self._offered = news.draft_version
             self._pool.want(
@@ -163,7 +167,7 @@ class Refresh:
 
     def _hear(self, news: News) -> None:
         self.metrics = news.metrics
-        if news.head is not None and news.draft_version > self._offered:
+        if news.head is not None and news.draft_version > self._offered and not self._theirs:
             self._say(f"draft refresh: version {news.draft_version} of the head is ready")
             self._news = news
 

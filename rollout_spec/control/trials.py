@@ -31,6 +31,9 @@ STEPS, STEPS_WIDE, WIDE = 4, 2, 16
 REFERENCE_EVERY, REFERENCE_STEPS = 150, 2
 # As many steps more for each tenth by which K=0 is behind: the choice between them is then safer, and a look dearer.
 REFERENCE_BEHIND = 10.0
+# Until K=0 was measured for so many steps at about this batch a look at it is due at once, if it is expected to be
+# behind by less than this share: a profile may be wrong about the very steps that it says are not worth making.
+REFERENCE_KNOWN, REFERENCE_NEAR, REFERENCE_FIRST = 3, 1 / 3, 3
 
 
 class Trial(NamedTuple):
@@ -78,8 +81,12 @@ class Trials:
         gain: Sequence[float],
         sd: Sequence[float],
         seconds: Sequence[float],
+        reference: float = REFERENCE_KNOWN,
     ) -> Trial | None:
-        """The trial most worth its price. By K: `gain` over the best (relative), its `sd`, and step `seconds`."""
+        """The trial most worth its price. By K: `gain` over the best (relative), its `sd`, and step `seconds`.
+
+        reference: steps in which K=0 was measured at about this batch.
+        """
         steps = STEPS_WIDE if decode >= WIDE else STEPS
         horizon = HORIZON_WAITING if waiting else HORIZON
         chosen, most, price = None, 0.0, 0.0
@@ -90,11 +97,14 @@ class Trials:
             worth = horizon * expected_improvement(gain[k], sd[k]) - loss
             if worth > most and loss * seconds[k] <= self._allowance:
                 chosen, most, price = Trial(k, steps, "trial"), worth, loss * seconds[k]
-        wait = REFERENCE_EVERY * (1.0 + REFERENCE_BEHIND * max(0.0, -gain[0]))
-        if chosen is None and best and self._since_reference >= wait:
-            price = REFERENCE_STEPS * max(0.0, -gain[0]) * seconds[0]
+        behind = max(0.0, -gain[0])
+        first = reference < REFERENCE_KNOWN and behind < REFERENCE_NEAR
+        due = self._since_reference >= REFERENCE_EVERY * (1.0 + REFERENCE_BEHIND * behind)
+        if best and (first or (chosen is None and due)):
+            steps = REFERENCE_FIRST if first else REFERENCE_STEPS
+            price = steps * behind * seconds[0]
             if price <= self._allowance:
-                chosen = Trial(0, REFERENCE_STEPS, "reference")
+                chosen = Trial(0, steps, "reference")
         if chosen is not None:
             if chosen.k == 0:
                 self._allowance -= price  # a longer draft is charged as measured

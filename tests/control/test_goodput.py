@@ -77,6 +77,23 @@ def test_hiccup_in_the_reference_does_not_keep_speculation_on():
     assert feed(policy, steps=40, seconds=lambda k, t: 0.01 + 0.009 * k, rate=0.3).count(0) > 30
 
 
+def test_a_profile_that_is_wrong_about_k_0_is_found_out():
+    """It was right at the full batch, where K=0 is best, so that nothing is in doubt when the batch has drained."""
+
+    def seconds(k, t, at_0=0.010):
+        full = 0.05 if k == 0 else 0.2
+        return full if t < 20 else at_0 if k == 0 else 0.014 + 0.003 * k
+
+    def expected(batch, k):
+        return seconds(k, 0) if batch == 64 else seconds(k, 20, at_0=0.016)
+
+    policy = Goodput(4, profile(expected, acceptance=(0.5, 0.25, 0.125, 0.06), spread=0.03))
+    views = [StepView(decode=64)] * 20 + [StepView(decode=16)] * 80
+    chosen = feed(policy, len(views), seconds, rate=0.5, views=views)
+    assert max(chosen[20:40]) > 0
+    assert np.mean(np.array(chosen[60:]) > 0) < 0.1
+
+
 def test_effective_speedup_is_that_of_the_engine():
     policy = Goodput(4)
     feed(policy, steps=1500, seconds=lambda k, t: 0.01 + 0.001 * k, rate=0.7)
