@@ -31,7 +31,7 @@ class Load(NamedTuple):
 class Move(NamedTuple):
     source: int
     target: int
-    count: int
+    sequences: int
     gain: float
     """Seconds by which the later of the two engines ends earlier, expected."""
 

@@ -254,7 +254,7 @@ class Pool:
             versions = (seat.weights.policy_version, seat.weights.draft_version)
             seat.turn = None if errands else seat.turn
             seat.giving_to = move.target if move else None
-            give = move.count if move else 0
+            give = move.sequences if move else 0
             self._call(seat, "serving", seat.handle.serve.remote(_process(seat), errands, versions, enough, give))
 
     def _renew(self, seat: Seat, work: Work) -> None:
