@@ -17,9 +17,9 @@ head=configs/bench/head.yaml
 rounds=(--set profile.rounds=5)
 t0=(--set sampling.temperature=0)
 profile t1 $head "${rounds[@]}"
-bench t1_heavy t1 $head off,fixed:0,fixed:1,fixed:2,fixed:3,table,goodput
+bench t1_heavy t1 $head off,fixed:0,fixed:1,fixed:2,fixed:3,table,goodput --set bench.repeats=5
 profile t0 $head "${rounds[@]}" "${t0[@]}"
-bench t0_heavy t0 $head off,fixed:1,fixed:3,fixed:5,table,goodput "${t0[@]}"
+bench t0_heavy t0 $head off,fixed:1,fixed:3,fixed:5,table,goodput "${t0[@]}" --set bench.repeats=5
 bench t1_clipped t1 $head off,fixed:1,fixed:2,table,goodput --workload clipped_math
 profile t1_after $head "${rounds[@]}"
 simulated head_t1_real_clipped t1_clipped "$here/t1.json" "$here/t1_after.json"
