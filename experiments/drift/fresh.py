@@ -15,17 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from rollout_spec import provenance
+from rollout_spec.draft.acceptance import judge_samples
+from rollout_spec.draft.checkpoint import HELD_OUT, load_head
+from rollout_spec.draft.features import Target
+from rollout_spec.draft.loss import Shared
+from rollout_spec.draft.samples import read_samples
+from rollout_spec.files import write_json
 
-from rollout_spec import provenance  # noqa: E402
-from rollout_spec.draft.acceptance import judge_samples  # noqa: E402
-from rollout_spec.draft.checkpoint import HELD_OUT, load_head  # noqa: E402
-from rollout_spec.draft.features import Target  # noqa: E402
-from rollout_spec.draft.loss import Shared  # noqa: E402
-from rollout_spec.draft.samples import read_samples  # noqa: E402
-from rollout_spec.files import write_json  # noqa: E402
-
-RECIPE = HERE.parents[1] / "configs/draft/smollm2.yaml"
+RECIPE = Path(__file__).resolve().parents[2] / "configs/draft/smollm2.yaml"
 FORWARD_TOKENS = 4096
 K = 3
 
@@ -39,9 +37,9 @@ def train(policy: Path, head: Path, version: int, options: list[str]) -> None:
     subprocess.run(command, check=True)
 
 
-def lengths(policy: Path, heads: dict[str, Path], responses: Path) -> dict[str, Any]:
-    """Acceptance lengths by arm and temperature."""
-    samples = read_samples(responses)
+def lengths(policy: Path, heads: dict[str, Path], responses: Path, seen: set[str]) -> dict[str, Any]:
+    """Acceptance lengths by arm and temperature, without responses to prompts in `seen`."""
+    samples = [sample for sample in read_samples(responses) if sample.prompt_id not in seen]
     saved = {name: load_head(head) for name, head in heads.items()}
     target = Target(policy, next(iter(saved.values())).head.shape.aux_layers)
     found: dict[str, Any] = {}
@@ -62,7 +60,7 @@ def main() -> int:
     policy, fresh = args.out / "policy" / str(step), args.out / "fresh"
     train(policy, fresh, step, args.set)
     heads = {**{name: Path(path) for name, path in results["heads"].items()}, "fresh": fresh}
-    found = lengths(policy, heads, fresh / HELD_OUT)
+    found = lengths(policy, heads, fresh / HELD_OUT, set(results["prompts"]))
     write_json(args.out / "fresh.json", {"step": step, "k": K, "heads": found, "provenance": provenance.collect()})
     for name, by_temperature in found.items():
         print(name, by_temperature)

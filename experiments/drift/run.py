@@ -200,6 +200,7 @@ def main() -> int:
             "k": K,
             "options": options,
             "heads": {name: str(head) for name, head in run.heads().items()},
+            "prompts": [prompt.id for prompt in run.prompts],
             "rows": run.rows,
             "provenance": provenance.collect(),
         },
