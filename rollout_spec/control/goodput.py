@@ -251,8 +251,8 @@ class Goodput:
             (t * t + (s / n - own) ** 2) ** 0.5 * n_t
             for t, s, n, n_t in zip(doubt, length_sd, length, (1.0 + g for g in gain), strict=True)
         ]
-        reference = self.cost.cells.seen[bucket(decode)][0]
-        trial = self.trials.propose(decode, view.waiting > 0, best, candidates, gain, sd, seconds, reference)
+        seen = self.cost.cells.seen[bucket(decode)]
+        trial = self.trials.propose(decode, view.waiting > 0, best, candidates, gain, sd, seconds, seen)
         if trial is None:
             return self._current
         decision = Decision(trial.k, trial.reason)

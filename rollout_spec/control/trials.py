@@ -31,9 +31,12 @@ STEPS, STEPS_WIDE, WIDE = 4, 2, 16
 REFERENCE_EVERY, REFERENCE_STEPS = 150, 2
 # As many steps more for each tenth by which K=0 is behind: the choice between them is then safer, and a look dearer.
 REFERENCE_BEHIND = 10.0
-# Until K=0 was measured for so many steps at about this batch a look at it is due at once, if it is expected to be
+# Until K=0 was measured for so many steps at about this batch a look at it is due early, if it is expected to be
 # behind by less than this share: a profile may be wrong about the very steps that it says are not worth making.
 REFERENCE_KNOWN, REFERENCE_NEAR, REFERENCE_FIRST = 3, 1 / 3, 3
+# Early is after so many steps there, and as many more for each tenth by which it is behind: a rollout of a hundred
+# steps passes through five sizes of batch, and must not pay for a look at each.
+REFERENCE_AFTER = 4
 
 
 class Trial(NamedTuple):
@@ -81,11 +84,10 @@ class Trials:
         gain: Sequence[float],
         sd: Sequence[float],
         seconds: Sequence[float],
-        reference: float = REFERENCE_KNOWN,
+        seen: Sequence[float] = (REFERENCE_KNOWN,),
     ) -> Trial | None:
-        """The trial most worth its price. By K: `gain` over the best (relative), its `sd`, and step `seconds`.
-
-        reference: steps in which K=0 was measured at about this batch.
+        """The trial most worth its price. By K: `gain` over the best (relative), its `sd`, step `seconds`, and `seen`,
+        in how many steps it was measured at about this batch.
         """
         steps = STEPS_WIDE if decode >= WIDE else STEPS
         horizon = HORIZON_WAITING if waiting else HORIZON
@@ -98,7 +100,8 @@ class Trials:
             if worth > most and loss * seconds[k] <= self._allowance:
                 chosen, most, price = Trial(k, steps, "trial"), worth, loss * seconds[k]
         behind = max(0.0, -gain[0])
-        first = reference < REFERENCE_KNOWN and behind < REFERENCE_NEAR
+        first = seen[0] < REFERENCE_KNOWN and behind < REFERENCE_NEAR
+        first &= sum(seen) >= REFERENCE_AFTER * (1.0 + REFERENCE_BEHIND * behind)
         due = self._since_reference >= REFERENCE_EVERY * (1.0 + REFERENCE_BEHIND * behind)
         if best and (first or (chosen is None and due)):
             steps = REFERENCE_FIRST if first else REFERENCE_STEPS

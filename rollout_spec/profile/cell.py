@@ -25,11 +25,13 @@ class TimedStep(NamedTuple):
     model_seconds: float
     k_before: int
     """K that the step before it verified."""
+    round: int
+    """The visit to its batch in which it was made."""
 
     @classmethod
-    def of(cls, before: StepResult, step: StepResult) -> Self:
+    def of(cls, before: StepResult, step: StepResult, number: int) -> Self:
         context = step.context_tokens / step.decode if step.decode else 0.0
-        return cls(step.seconds, step.k, step.k_next, step.draft_tokens, context, step.model_seconds, before.k)
+        return cls(step.seconds, step.k, step.k_next, step.draft_tokens, context, step.model_seconds, before.k, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Cell:
     """Mean context tokens a sequence."""
     seconds: float
     error: float
-    """Standard error of `seconds`, relative; 1 with fewer than three samples."""
+    """Standard error of `seconds`, relative, from how its rounds differ; 1 with fewer than two."""
     samples: int
     filled: float = 1.0
     """Share of the draft tokens that the drafter found; `seconds` is scaled up to all of them, linearly."""
@@ -110,10 +112,10 @@ def _median(steps: Sequence[TimedStep]) -> float:
 
 
 def _error(steps: Sequence[TimedStep]) -> float:
-    """Relative standard error of the median, from the median absolute deviation: a hiccup does not count."""
-    times = np.array([s.seconds for s in steps])
-    if len(times) < 3:
+    """Relative standard error of the mean of the rounds' medians: steps of a round share what the machine does then,
+    and in a median a hiccup does not count."""
+    rounds = {step.round for step in steps}
+    if len(rounds) < 2:
         return 1.0
-    middle = float(np.median(times))
-    deviation = 1.4826 * float(np.median(np.abs(times - middle)))
-    return float(1.2533 * deviation / middle / len(times) ** 0.5)
+    medians = np.array([_median([s for s in steps if s.round == number]) for number in sorted(rounds)])
+    return float(medians.std(ddof=1) / medians.mean() / len(medians) ** 0.5)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +20,9 @@ from rollout_spec.profile.acceptance import Acceptance
 from rollout_spec.profile.cell import Cell
 
 SCHEMA = "rollout-spec/profile/1"
-# Step times of other requests differ by about this from those measured. (Of another day by more, but all alike: the
-# controller takes the level from its first steps.)
-SPREAD = 0.06
+# Step times of other requests differ by about this from those measured, to which comes what rounds differed by. (Of
+# another day by more, but all alike: the controller takes the level from its first steps.) More would be no profile.
+SPREAD, SPREAD_MOST = 0.06, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +168,18 @@ def as_step_times(cells: Sequence[Cell], off: dict[int, float], acceptance: Acce
         context=tuple(round(c) for c in contexts),
         draft_share=float(np.clip(np.median(shares), 0.0, 1.0)) if shares else 0.1,
         off_seconds=tuple(off[b] for b in batches) if all(b in off for b in batches) else (),
-        spread=SPREAD,
+        spread=spread(near.values()),
         hiccups=_hiccups(cells),
         acceptance=acceptance.accepted,
         drafted=acceptance.drafted,
         by_position=acceptance.by_position,
     )
+
+
+def spread(cells: Iterable[Cell]) -> float:
+    """Relative deviation to expect of the cells' times."""
+    errors = [cell.error for cell in cells]
+    return min(math.hypot(SPREAD, float(np.median(errors)) if errors else 0.0), SPREAD_MOST)
 
 
 def _hiccups(cells: Sequence[Cell]) -> float:

@@ -1,4 +1,4 @@
-"""Measures a profile: two engines, with and without the drafter, batch after batch; resumable."""
+"""Measures a profile: two engines, with and without the drafter, round after round over the batches; resumable."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from rollout_spec.workload import Group, build_workload
 HELD_OUT_REPEAT = 2_000_000
 # The long context is measured at so many batch sizes, and takes this many rounds.
 LONG_BATCHES, LONG_ROUNDS = 3, 3
+# So many rounds say whether a curve bends, and so many how far they differ.
+FIRST_ROUNDS, ENOUGH_ROUNDS = 2, 3
 # Steps of the engine without a drafter in each round, and those of a round that are warm-up.
 OFF_STEPS, WARM_UP = 10, 2
 # Of the tokens that the cache holds a batch may take this share.
@@ -66,7 +68,7 @@ class Profiler:
         self.logs = out.with_name(f"{out.stem}.logs")
 
     def run(self) -> Profile:
-        """Measure what is missing. Each batch is kept as soon as it is measured."""
+        """Measure what is missing. Each round is kept as soon as it is measured."""
         with tempfile.TemporaryDirectory(prefix="rollout_spec_") as folder:
             self.trace = Path(folder) / "trace.jsonl"
             self._step_times()
@@ -109,22 +111,34 @@ class Profiler:
             engine.close()
 
     def _measure(self, engine: EngineProcess, plain: EngineProcess, cache: int) -> None:
-        measured = {size: self._cells(size, "short") for size in self.sizes if f"{size} short" in self.state["samples"]}
-        with tqdm(unit="batch", dynamic_ncols=True) as bar:
-            bar.update(len(measured))
-            todo = [size for size in (self.options.batches or grid.first(self.sizes)) if size not in measured]
-            while (size := todo.pop(0) if todo else self._next(measured)) is not None:
-                bar.set_description(f"batch {size}, {self.options.context} tokens of context")
+        """The first rounds batch by batch, for they say which are worth measuring; then round by round over all of
+        them, so that a machine that is slow for a minute is so for all alike."""
+        measured: dict[int, list[Cell]] = {}
+        with tqdm(unit="round", dynamic_ncols=True) as bar:
+            bar.update(sum(self.state["rounds"].values()))
+
+            def to_round(size: int, kind: str, number: int) -> None:
                 context = min(self.options.context, cache // size - 8 * (self.k_max + 2))
-                measured[size] = self._batch(engine, size, context, self.options.rounds, "short", plain)
-                self._keep()
-                bar.update()
-            for size in self._long_sizes(measured, cache):
-                if f"{size} long" not in self.state["samples"]:
-                    bar.set_description(f"batch {size}, {self.long} tokens of context")
-                    self._batch(engine, size, self.long, LONG_ROUNDS, "long")
-                    self._keep()
+                if kind == "long":
+                    context = self.long
+                while context > 0 and self.state["rounds"].get(f"{size} {kind}", 0) < number:
+                    bar.set_description(f"batch {size}, {context} tokens of context")
+                    self._round(engine, size, context, kind, plain)
                     bar.update()
+
+            todo = list(self.options.batches or grid.first(self.sizes))
+            while (size := todo.pop(0) if todo else self._next(measured)) is not None:
+                to_round(size, "short", min(FIRST_ROUNDS, self.options.rounds))
+                measured[size] = self._cells(size, "short")
+            last = {(size, "short"): self.options.rounds for size, found in measured.items() if found}
+            last |= {(size, "long"): LONG_ROUNDS for size in self._long_sizes(measured, cache)}
+            for number in range(1, max(last.values(), default=0) + 1):
+                for (size, kind), rounds in last.items():
+                    if number <= rounds and not self._sure(size, kind, number - 1):
+                        to_round(size, kind, number)
+
+    def _sure(self, size: int, kind: str, rounds: int) -> bool:
+        return rounds >= ENOUGH_ROUNDS and worst_error(self._cells(size, kind)) < self.options.error
 
     def _next(self, measured: dict[int, list[Cell]]) -> int | None:
         if self.options.batches:
@@ -136,40 +150,21 @@ class Profiler:
         picks = np.linspace(0, len(fit) - 1, min(LONG_BATCHES, len(fit))).round().astype(int)
         return [fit[i] for i in dict.fromkeys(picks.tolist())]
 
-    def _batch(
-        self,
-        engine: EngineProcess,
-        size: int,
-        context: int,
-        rounds: int,
-        kind: str,
-        plain: EngineProcess | None = None,
-    ) -> list[Cell]:
-        """Rounds of a sweep until the spread is small, each followed by steps of the engine without a drafter.
-
-        The first steps of a round are thrown away as warm-up.
-        """
-        samples: list[TimedStep] = []
-        off: list[float] = []
-        found: list[Cell] = []
+    def _round(self, engine: EngineProcess, size: int, context: int, kind: str, plain: EngineProcess) -> None:
+        """A round of a sweep, and steps of the engine without a drafter. The first steps are thrown away as warm-up."""
+        state, key = self.state, f"{size} {kind}"
+        number = state["rounds"].get(key, 0)
+        seed = self.options.seed + 1000 * size + number
         steps = Sweep(self.ks).round_steps
-        for number in range(rounds):
-            if context < 1:
-                break  # the cache does not hold such a batch
-            seed = self.options.seed + 1000 * size + number
-            decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + WARM_UP, seed)
-            samples += [TimedStep.of(*pair) for pair in pairwise(decodes[WARM_UP - 1 :])]
-            if plain is not None:
-                off += plain.call(probe.plain, size, context, OFF_STEPS, seed)[WARM_UP:]
-            if kind == "short":  # long prompts cost more a token
-                self.state["prefill"] += [_prefill(step) for step in prefills if not step.decode]
-            found = cells(size, samples)
-            if number >= 2 and worst_error(found) < self.options.error:
-                break
-        self.state["samples"][f"{size} {kind}"] = [list(sample) for sample in samples]
-        if off:
-            self.state["off"][str(size)] = float(np.median(off))
-        return found
+        decodes, prefills = engine.call(probe.sweep, self.trace, size, context, steps + WARM_UP, seed)
+        found = [TimedStep.of(*pair, number) for pair in pairwise(decodes[WARM_UP - 1 :])]
+        state["samples"].setdefault(key, []).extend(list(sample) for sample in found)
+        if kind == "short":  # long prompts cost more a token
+            state["prefill"] += [_prefill(step) for step in prefills if not step.decode]
+            off = plain.call(probe.plain, size, context, OFF_STEPS, seed)[WARM_UP:]
+            state["off"].setdefault(str(size), []).extend(off)
+        state["rounds"][key] = number + 1
+        self._keep()
 
     def _cells(self, size: int, kind: str) -> list[Cell]:
         return cells(size, [TimedStep(*values) for values in self.state["samples"].get(f"{size} {kind}", [])])
@@ -219,7 +214,11 @@ class Profiler:
             k_max=self.k_max,
             max_num_seqs=self.config.engine.max_num_seqs,
             cells=sorted(found, key=lambda cell: (cell.batch, cell.context, cell.k)),
-            off={int(size): seconds for size, seconds in sorted(state["off"].items(), key=lambda item: int(item[0]))},
+            off={
+                int(size): float(np.median(seconds))
+                for size, seconds in sorted(state["off"].items(), key=lambda item: int(item[0]))
+                if seconds
+            },
             prefill_token_seconds=prefill_rate(state["prefill"], min(c.seconds for c in found if c.k == 0)),
             acceptance=acceptance_of(state["acceptance"]),
             config=self.config.model_dump(mode="json"),
@@ -232,12 +231,12 @@ class Profiler:
         )
 
     def _resume(self) -> dict[str, Any]:
-        fresh = {"fingerprint": self.fingerprint, "samples": {}, "off": {}, "prefill": []}
+        fresh = {"fingerprint": self.fingerprint, "samples": {}, "rounds": {}, "off": {}, "prefill": []}
         if not self.partial.exists():
             return fresh
         try:
             state: dict[str, Any] = json.loads(self.partial.read_text("utf-8"))
-            same = state["fingerprint"] == self.fingerprint
+            same = state["fingerprint"] == self.fingerprint and state["rounds"] is not None
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.partial}: damaged ({error}); delete it to measure afresh") from error
         if not same:

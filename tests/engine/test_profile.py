@@ -59,7 +59,8 @@ def test_goes_on_after_a_stop_and_refuses_what_is_another_measurement(measured: 
     out = measured.with_name("again.json")
     profiler = Profiler(settings(tiny_model, rounds=1), out)
     # As an interruption leaves it: one batch of two is there, with times that no engine has.
-    profiler.state["samples"]["1 short"] = [[9.0, k, n, k, 100.0, 1.0, k] for k, n in [(0, 0), (1, 1), (2, 2)] * 3]
+    profiler.state["samples"]["1 short"] = [[9.0, k, n, k, 100.0, 1.0, k, 0] for k, n in [(0, 0), (1, 1), (2, 2)] * 3]
+    profiler.state["rounds"]["1 short"] = 1
     profiler._keep()
     with pytest.raises(ConfigError, match="another configuration"):
         Profiler(settings(tiny_model, context=64), out)

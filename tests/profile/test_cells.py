@@ -7,14 +7,16 @@ from rollout_spec.control.sweep import STEADY, Sweep, spread_out
 from rollout_spec.profile import grid, shape
 from rollout_spec.profile.cell import Cell, TimedStep, cells, worst_error
 from rollout_spec.profile.knee import knee
+from rollout_spec.profile.record import SPREAD, SPREAD_MOST, spread
 
 
 def sweep_samples(ks, seconds, rounds=3, batch=4, fill=1.0):
     """What an engine would give that takes `seconds(verified, drafted)`, tokens a sequence each."""
     policy, before, k, samples = Sweep(ks), 0, 0, []
-    for _ in range(rounds * policy.round_steps):
-        k_next = policy.decide(None).k
-        samples.append(TimedStep(seconds(k * fill, k_next), k, k_next, round(batch * k * fill), 100.0, 0.008, before))
+    for step in range(rounds * policy.round_steps):
+        k_next, number = policy.decide(None).k, step // policy.round_steps
+        tokens = round(batch * k * fill)
+        samples.append(TimedStep(seconds(k * fill, k_next), k, k_next, tokens, 100.0, 0.008, before, number))
         before, k = k, k_next
     return samples
 
@@ -69,8 +71,19 @@ def test_one_hiccup_neither_moves_a_cell_nor_hides_its_spread():
     scatter = np.random.default_rng(0).uniform(0.8, 1.2, len(samples))
     noisy = [s._replace(seconds=s.seconds * factor) for s, factor in zip(samples, scatter, strict=True)]
     assert worst_error(cells(4, noisy)) > 0.02
-    assert worst_error(cells(4, samples[:2])) == 1.0
+    assert worst_error(cells(4, samples[: len(samples) // 4])) == 1.0
     assert worst_error([]) > 1.0
+
+
+def test_a_slow_minute_shows_in_the_error_and_in_the_spread_that_the_controller_is_told():
+    steady = sweep_samples([2], lambda v, d: 0.01, rounds=4)
+    assert worst_error(cells(4, steady)) == 0.0
+    slow = [s._replace(seconds=s.seconds * (1.4 if s.round == 3 else 1.0)) for s in steady]
+    # Each round by itself is as steady as before; of their medians 10, 10, 10 and 14 ms the mean is off by 9 %.
+    assert [c.error for c in cells(4, slow)] == pytest.approx([1.0 / 11.0] * 2)
+    assert spread(cells(4, steady)) == SPREAD
+    assert spread(cells(4, slow)) == pytest.approx((SPREAD**2 + 1.0 / 121.0) ** 0.5)
+    assert spread(cells(4, steady[: len(steady) // 4])) == SPREAD_MOST  # of one round nobody knows
 
 
 def cell(batch, k, seconds):

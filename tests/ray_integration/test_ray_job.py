@@ -1,4 +1,5 @@
-"""Real engines through Ray's job submission: two of one core each, one of them killed on the way."""
+"""Real engines, two of one core each: through Ray's job submission with one of them killed on the way, and with live
+sequences that go from one to the other."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import numpy as np
 import psutil
 import pytest
 import yaml
+from rollout_spec_ray import balance, job
+
+from rollout_spec.config import parse_config
 
 pytestmark = pytest.mark.engine
 
@@ -23,10 +28,9 @@ LONG = 300
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
     from tiny import make_target
 
-    return make_target(tmp_path_factory.mktemp("tiny"), seed=0)
+    return make_target(tmp_path_factory.mktemp("tiny"), seed=0, max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +57,8 @@ def test_a_job_with_real_engines_survives_the_death_of_one(
     ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tree: dict[str, Any] = {
-        "model": str(model),
-        "engine": {
-            "dtype": "float32",
-            "max_model_len": 512,
-            "max_num_seqs": 8,
-            "kv_cache_gib": 0.25,
-            "extra": {"skip_tokenizer_init": True},
-        },
-        "drafter": {"k_max": 3},
-        "policy": {"name": "fixed", "k": 2},
-        "ray": {"engines": 2, "flush_seconds": 0.2, "progress_seconds": 1.0},
-    }
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tree))
+    config.write_text(yaml.safe_dump(tree_of(model)))
     command = [sys.executable, "-m", "rollout_spec.cli", "submit", "--address", dashboard]
     command += ["--config", str(config), "--prompts", str(prompts), "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -83,6 +74,52 @@ def test_a_job_with_real_engines_survives_the_death_of_one(
     assert "48 of 48 sequences are there, 0 twice" in output
     report = json.loads((out / "report.json").read_text())
     assert report["attempts"][0]["restarts"] == 1, (killed, output)
+
+
+def test_sequences_that_move_between_real_engines_go_on_as_if_they_had_not(
+    dashboard: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One engine gets more of the long ones, or all, and the other is done sooner; so long that both are up by then.
+    rows = [
+        {"id": f"p{i}", "prompt": [5 + i, 6, 7, 8] * 4, "n": 1, "output_tokens": 10 * LONG if i < 4 else 8}
+        for i in range(8)
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Whether a move pays is another test's matter; here each that can be is made.
+    monkeypatch.setattr(balance, "LEAST_SECONDS", -1e9)
+    found = {}
+    for move in (False, True):
+        tree = tree_of(model)
+        tree["ray"]["move"] = move
+        tree["sampling"] = {"temperature": 0.0}
+        tree["engine"]["max_model_len"] = 4096
+        out = tmp_path / f"move_{move}"
+        assert job.run(parse_config(tree), str(prompts), str(out), say=lambda line: None) == job.COMPLETE
+        found[move] = {row["prompt_id"]: row for row in jobs.rows(out)}
+        (attempt,) = json.loads((out / "report.json").read_text())["attempts"]
+        assert attempt["restarts"] == 0
+        assert (attempt["moved"] > 0) == move, attempt
+    assert found[True].keys() == found[False].keys()
+    for name, row in found[True].items():
+        assert row["token_ids"] == found[False][name]["token_ids"]
+        np.testing.assert_allclose(row["logprobs"], found[False][name]["logprobs"], atol=1e-4)
+
+
+def tree_of(model: Path) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "engine": {
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 8,
+            "kv_cache_gib": 0.25,
+            "extra": {"skip_tokenizer_init": True},
+        },
+        "drafter": {"k_max": 3},
+        "policy": {"name": "fixed", "k": 2},
+        "ray": {"engines": 2, "flush_seconds": 0.2, "progress_seconds": 1.0},
+    }
 
 
 def kill_one(out: Path, process: subprocess.Popen[str]) -> int:
