@@ -33,10 +33,13 @@ from rollout_spec_ray.rows import Label, as_table  # noqa: E402
 from rollout_spec_ray.store import Store  # noqa: E402
 
 from rollout_spec import provenance  # noqa: E402
+from rollout_spec.bench.runner import load_tokenizer  # noqa: E402
 from rollout_spec.config import Config, PolicyConfig, load_config, parse_config  # noqa: E402
 from rollout_spec.control.makespan import Lengths, longest_first  # noqa: E402
 from rollout_spec.control.registry import make_policy  # noqa: E402
+from rollout_spec.engine.requests import prompt_token_ids  # noqa: E402
 from rollout_spec.files import write_json  # noqa: E402
+from rollout_spec.model import resolve  # noqa: E402
 from rollout_spec.profile.record import Profile  # noqa: E402
 from rollout_spec.rollout.types import Rollout  # noqa: E402
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve  # noqa: E402
@@ -48,6 +51,7 @@ from rollout_spec.workload.prompts import generate_prompts  # noqa: E402
 SCHEMA = 1
 SEQUENCES, PROFILE, SCALE, MIN_TOKENS, ALIKE = 400, "heavy_tail", 0.02, 4, 0.5
 ENGINES = 2
+FIRST_SEED = 1000  # of the prompts
 # What an arm changes in configs/ray/local.yaml.
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"policy": {"name": "off"}, "ray": {"order": "submitted"}},
@@ -92,8 +96,19 @@ def job(address: str, config: Path, prompts: Path, out: Path) -> dict[str, Any]:
     return report
 
 
-def predict(config: Config, profile: Path, before: Ints, now: Ints, prompt_tokens: int) -> list[float]:
-    """Makespans in seconds of this arm in the simulator, one a seed."""
+def options_of(base: Config, arm: str) -> Config:
+    tree = base.model_dump(mode="json")
+    for group, options in ARMS[arm].items():
+        tree[group] |= options
+    return parse_config(tree)
+
+
+def predict(config: Config, profile: Path, repeat: int) -> list[float]:
+    """Makespans in seconds of this arm and repeat in the simulator, one a seed."""
+    before, now = two_epochs(repeat)
+    prompts = generate_prompts(SEQUENCES, seed=FIRST_SEED + repeat)
+    tokenizer = load_tokenizer(str(resolve(config.model)))
+    prompt_tokens = round(float(np.mean([len(prompt_token_ids(lambda: tokenizer, list(one.messages))) for one in prompts])))
     times = Profile.load(profile).step_times()
     lengths = now
     if config.ray.order == "longest_first":
@@ -135,7 +150,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         context = ray.init(address="local", num_cpus=ENGINES + 2, include_dashboard=True, log_to_driver=False)
         for repeat in range(args.repeats):
-            prompts = generate_prompts(SEQUENCES, seed=1000 + repeat)
+            prompts = generate_prompts(SEQUENCES, seed=FIRST_SEED + repeat)
             before, now = two_epochs(repeat)
             folder = Path(scratch) / str(repeat)
             folder.mkdir()
@@ -145,25 +160,23 @@ def main() -> None:
                 for prompt, tokens in zip(prompts, now.tolist(), strict=True)
             ]
             (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-            for arm, changes in ARMS.items():
+            for arm in ARMS:
                 if any((run["repeat"], run["arm"]) == (repeat, arm) for run in runs):
                     continue
-                tree = base.model_dump(mode="json")
-                for group, options in changes.items():
-                    tree[group] |= options
+                tree = options_of(base, arm).model_dump(mode="json")
                 if tree["ray"]["order"] == "longest_first":
                     tree["ray"]["history"] = [str(folder / "epoch")]
                 config = folder / f"{arm}.yaml"
                 config.write_text(yaml.safe_dump(tree))
                 report = job(f"http://{context.dashboard_url}", config, folder / "prompts.jsonl", folder / arm)
                 (attempt,) = report["attempts"]
-                run = {"repeat": repeat, "arm": arm, "attempt": attempt, "speculation": report["speculation"]}
-                if args.profile is not None:
-                    mean = round(float(np.mean([len(prompt.messages[-1]["content"]) for prompt in prompts])) / 4)
-                    run["predicted_s"] = predict(parse_config(tree), args.profile, before, now, mean)
-                runs.append(run)
+                runs.append({"repeat": repeat, "arm": arm, "attempt": attempt, "speculation": report["speculation"]})
                 save(args.out, base, runs)
         ray.shutdown()
+    if args.profile is not None:
+        for run in runs:
+            run["predicted_s"] = predict(options_of(base, run["arm"]), args.profile, run["repeat"])
+        save(args.out, base, runs)
     for arm, figures in summary(runs).items():
         print(arm, figures)
 

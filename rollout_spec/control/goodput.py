@@ -33,6 +33,8 @@ HOLD_BATCH, HOLD_STEPS = 48, 8
 # after a refill, with requests that nothing is known of, at each of so many steps, with a choice as often as in a small
 # batch.
 ASK_EVERY, ASK_FIRST = 8, 24
+# There, what tokens are worth is reckoned anew at one choice in this many, and the tilt towards some K kept between.
+TILT_EVERY = 4
 # Trials are thought about at every so many choices, and at the first ones: it costs several times a choice.
 TRIAL_EVERY = 4
 # A trial ends early when the batch moved by more than one part in this many: what was to be learned is gone.
@@ -78,8 +80,13 @@ class Goodput:
 
     @property
     def wants_requests(self) -> bool:
-        due = self._age >= KEEP_STEPS_WIDE  # the next step is one to choose at
-        return due or self._decode < HOLD_BATCH or self._fresh > 0 or self._steps % ASK_EVERY == 0
+        if self._decode < HOLD_BATCH or self._fresh > 0 or self._steps % ASK_EVERY == 0:
+            return True
+        return self._age >= KEEP_STEPS_WIDE and self._tilts  # the next step is one to choose at
+
+    @property
+    def _tilts(self) -> bool:
+        return self._decode < HOLD_BATCH or self._fresh > 0 or self._choices % TILT_EVERY == 0
 
     def decide(self, view: StepView) -> Decision:
         self._steps += 1
@@ -220,7 +227,7 @@ class Goodput:
         drafts = self.acceptance.drafts()
         seconds = self.cost.seconds(decode, drafts, view.context_tokens)
         goodput = [tokens / time for tokens, time in zip(length, seconds, strict=True)]
-        if view.requests:
+        if view.requests and self._tilts:
             ahead = max(1, max(self.candidates, key=goodput.__getitem__))
             worth = self.worth.of(view, ahead, self.acceptance, self.cost).length()
             self._tilt = [w / n for w, n in zip(worth.tolist(), length, strict=True)]

@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rollout_spec.bench.engine_process import generate
 from rollout_spec.control.policy import StepResult
 from rollout_spec.workload import Group
@@ -84,7 +86,7 @@ def rollout(worker: RolloutWorker, log: StepLog, trace: Path, groups: list[Group
 
 
 def plain_rollout(worker: RolloutWorker, log: StepLog, groups: list[Group]) -> list[StepResult]:
-    """Generate `groups`, which fit in one batch, on an engine without our scheduler; the steps that only decode."""
+    """Generate `groups` on an engine without our scheduler; the steps from the second on, prompt tokens not counted."""
     from rollout_spec.engine.requests import prompt_token_ids
 
     prompts = [
@@ -92,13 +94,18 @@ def plain_rollout(worker: RolloutWorker, log: StepLog, groups: list[Group]) -> l
     ]
     log.take()
     generate(worker, groups)
-    mean, steps = sum(prompts) / len(prompts), []
-    for number, (before, step) in enumerate(pairwise(log.take()), start=1):
-        live = before.remaining
-        if live and step.output_tokens == live:
-            context = round(live * (mean + number))
-            steps.append(StepResult(step.ended - before.ended, live, 0, 0, 0, (), (), 0, context))
-    return steps
+    steps = log.take()
+    lengths = np.array([tokens for group in groups for tokens in group.output_tokens or ()], dtype=np.float64)
+    # Those that run began together, or others have taken their place: then each is somewhere on its way.
+    on_the_way = None
+    if len(prompts) > worker.config.engine.max_num_seqs and lengths.size:
+        on_the_way = float((lengths**2).sum() / (2.0 * lengths.sum()))
+    mean, found = sum(prompts) / len(prompts), []
+    for number, (before, step) in enumerate(pairwise(steps), start=1):
+        if live := step.output_tokens:
+            each = mean + (number if on_the_way is None else on_the_way)
+            found.append(StepResult(step.ended - before.ended, live, 0, 0, 0, (), (), 0, round(live * each)))
+    return found
 
 
 def _submit(worker: RolloutWorker, batch: int, context: int, seed: int) -> list[str]:

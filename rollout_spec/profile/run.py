@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,20 @@ from rollout_spec.model import resolve
 from rollout_spec.profile import grid, probe
 from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell, TimedStep, cells, worst_error
-from rollout_spec.profile.level import level, rows
+from rollout_spec.profile.level import level, prompt_tokens, rows
 from rollout_spec.profile.record import Profile, acceptance_of
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.workload import Group, build_workload
 
+OFF = ArmSpec("off", "off", None, None)
 # Acceptance is measured on prompts and lengths that no benchmark of this seed has.
 HELD_OUT_REPEAT = 2_000_000
 # The long context is measured at so many batch sizes, and takes this many rounds.
 LONG_BATCHES, LONG_ROUNDS = 3, 3
 # So many rounds say whether a curve bends, and so many how far they differ.
 FIRST_ROUNDS, ENOUGH_ROUNDS = 2, 3
+# The held-out rollout has so many times the sequences that run at once, if the workload has: slots are refilled there.
+ROLLOUT_FILLS = 3
 # Steps of the engine without a drafter in each round, and those of a round that are warm-up.
 OFF_STEPS, WARM_UP = 10, 2
 # Of the tokens that the cache holds a batch may take this share.
@@ -75,6 +79,10 @@ class Profiler:
             if "acceptance" not in self.state:
                 self.state["acceptance"] = dataclasses.asdict(self._acceptance(Path(folder) / "acceptance.jsonl"))
                 self._keep()
+            given = self.config.drafter.synthetic_acceptance is not None
+            if self.options.acceptance_prompts and not given and "rollout" not in self.state:
+                self._rollouts(Path(folder) / "rollout.jsonl")
+                self._keep()
         profile = self._profile()
         profile.save(self.out)
         self.partial.unlink(missing_ok=True)
@@ -85,30 +93,22 @@ class Profiler:
             return
         say("starting two engines: with the drafter, and without")
         sweep = PolicyConfig(name="sweep", ks=self.ks)
-        engine = EngineProcess(
-            self.config,
-            ArmSpec("sweep", "fixed", eager(self.config.drafter), sweep),
-            self.logs / "sweep.log",
-            self.trace,
-        )
-        try:
-            plain = EngineProcess(self.config, ArmSpec("off", "off", None, None), self.logs / "off.log")
-            try:
-                for each in (engine, plain):
-                    each.wait_ready()
-                about = engine.call(probe.describe)
-                self._same_engine(about["engine"])
-                self.state["engine"] = about["engine"]
-                self._measure(engine, plain, int(CACHE_SHARE * about["kv_tokens"]))
-                # Together with the drafter's, or the two could not be compared.
-                if self.options.acceptance_prompts and self.config.drafter.synthetic_acceptance is None:
-                    self.state["off_rollout"] = rows(plain.call(probe.plain_rollout, self._rollout()))
-                self.state["complete"] = True
-                self._keep()
-            finally:
-                plain.close()
-        finally:
-            engine.close()
+        spec = ArmSpec("sweep", "fixed", eager(self.config.drafter), sweep)
+        with ExitStack() as stack:
+            engine, plain = self._start(stack, spec, self.trace), self._start(stack, OFF)
+            for each in (engine, plain):
+                each.wait_ready()
+            about = engine.call(probe.describe)
+            self._same_engine(about["engine"])
+            self.state["engine"] = about["engine"]
+            self._measure(engine, plain, int(CACHE_SHARE * about["kv_tokens"]))
+            self.state["complete"] = True
+            self._keep()
+
+    def _start(self, stack: ExitStack, spec: ArmSpec, trace: Path | None = None) -> EngineProcess:
+        engine = EngineProcess(self.config, spec, self.logs / f"{spec.name}.log", trace)
+        stack.callback(engine.close)
+        return engine
 
     def _measure(self, engine: EngineProcess, plain: EngineProcess, cache: int) -> None:
         """The first rounds batch by batch, for they say which are worth measuring; then round by round over all of
@@ -182,21 +182,36 @@ class Profiler:
         load = self.config.workload.model_copy(update={"num_prompts": prompts})
         groups = held_out(build_workload(load, self.options.seed, HELD_OUT_REPEAT).groups, load.num_prompts)
         fixed = PolicyConfig(name="fixed", k=self.k_max)
-        engine = EngineProcess(
-            self.config, ArmSpec("acceptance", "fixed", self.config.drafter, fixed), self.logs / "acceptance.log", trace
-        )
-        try:
+        with ExitStack() as stack:
+            engine = self._start(stack, ArmSpec("acceptance", "fixed", self.config.drafter, fixed), trace)
             engine.wait_ready()
             steps = engine.call(probe.rollout, trace, groups)
-            self.state["rollout"] = rows(engine.call(probe.rollout, trace, self._rollout()))
-        finally:
-            engine.close()
         source = f"{len(groups)} prompts of workload {load.name!r}, seed {self.options.seed}, held out"
         return count(steps, self.k_max, source)
 
+    def _rollouts(self, trace: Path) -> None:
+        """A held-out one without a drafter and with the configured policy, each twice and in turn, for the machine's
+        pace must not come between them."""
+        say("measuring a held-out rollout, with the drafter and without")
+        policy = self.config.policy.model_copy(update={"profile": None})  # it is not there yet
+        groups, found, off = self._rollout(), [], []
+        with ExitStack() as stack:
+            spec = ArmSpec("rollout", "fixed", self.config.drafter, policy)
+            engine, plain = self._start(stack, spec, trace), self._start(stack, OFF)
+            for each in (engine, plain):
+                each.wait_ready()
+            for first in (True, False):
+                if first:
+                    off += rows(plain.call(probe.plain_rollout, groups))
+                found += rows(engine.call(probe.rollout, trace, groups))
+                if not first:
+                    off += rows(plain.call(probe.plain_rollout, groups))
+        self.state |= {"rollout": found, "off_rollout": off}
+
     def _rollout(self) -> list[Group]:
-        """Of the workload's own lengths, as much as runs at once: what a rollout takes beside its steady steps."""
-        prompts = self.config.engine.max_num_seqs // self.config.workload.n
+        """Of the workload's own lengths, a few times what runs at once if it has as much: what a rollout takes beside
+        its steady steps."""
+        prompts = ROLLOUT_FILLS * self.config.engine.max_num_seqs // self.config.workload.n
         load = self.config.workload.model_copy(
             update={"num_prompts": max(1, min(self.config.workload.num_prompts, prompts))}
         )
@@ -223,12 +238,10 @@ class Profiler:
             acceptance=acceptance_of(state["acceptance"]),
             config=self.config.model_dump(mode="json"),
         )
-        times = profile.step_times()
-        return dataclasses.replace(
-            profile,
-            rollout_level=level(state.get("rollout", []), times, self.k_max),
-            off_level=level(state.get("off_rollout", []), times.without_drafter(), 1) if profile.off else None,
-        )
+        times, rollout = profile.step_times(), state.get("rollout", [])
+        reading = prompt_tokens(rollout) * profile.prefill_token_seconds  # with and without a drafter the same prompts
+        off = level(state.get("off_rollout", []), times.without_drafter(), 1, reading) if profile.off else None
+        return dataclasses.replace(profile, rollout_level=level(rollout, times, self.k_max, reading), off_level=off)
 
     def _resume(self) -> dict[str, Any]:
         fresh = {"fingerprint": self.fingerprint, "samples": {}, "rounds": {}, "off": {}, "prefill": []}

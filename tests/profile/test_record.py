@@ -10,7 +10,7 @@ from rollout_spec.control.policy import StepResult
 from rollout_spec.control.registry import make_policy
 from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell
-from rollout_spec.profile.level import level, rows
+from rollout_spec.profile.level import level, prompt_tokens, rows
 from rollout_spec.profile.record import Profile, as_step_times, best_k
 from rollout_spec.profile.run import held_out, prefill_rate
 from rollout_spec.simulate.acceptance_curve import POSITION_BLOCK
@@ -88,6 +88,11 @@ def test_a_rollout_longer_than_the_cells_say_is_the_level_of_a_prediction(tmp_pa
     got = level(rows(rollout_of(1.07, 4)), times, 4)
     assert got == pytest.approx(1.07, abs=0.005)
     assert level(rows(rollout_of(1.07, 4, steps=30)), times, 4) is None
+    # A step that reads a prompt beside decoding counts, and what reading takes by itself is not the level's.
+    steps = [dataclasses.replace(step, seconds=step.seconds + 0.01, prefill_tokens=100) for step in rollout_of(1.07, 4)]
+    found = rows(steps)
+    assert prompt_tokens(found) == 6000
+    assert level(found, times, 4, reading=6000 * 1e-4) == pytest.approx(1.07, abs=0.005)
     made = dataclasses.replace(made, rollout_level=1.07, off_level=1.2)
     made.save(tmp_path / "profile.json")
     loaded = Profile.load(tmp_path / "profile.json").step_times()
