@@ -108,7 +108,8 @@ def predict(config: Config, profile: Path, repeat: int) -> list[float]:
     before, now = two_epochs(repeat)
     prompts = generate_prompts(SEQUENCES, seed=FIRST_SEED + repeat)
     tokenizer = load_tokenizer(str(resolve(config.model)))
-    prompt_tokens = round(float(np.mean([len(prompt_token_ids(lambda: tokenizer, list(one.messages))) for one in prompts])))
+    each = [len(prompt_token_ids(lambda: tokenizer, list(one.messages))) for one in prompts]
+    prompt_tokens = round(float(np.mean(each)))
     times = Profile.load(profile).step_times()
     lengths = now
     if config.ray.order == "longest_first":
