@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The profile that run.py predicts from: an engine of one core, measured while a second one is measured on the other core,
-# for that is how the pool runs them. Four minutes.
+# for that is how the pool runs them. Six minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 here=experiments/ray_pool

@@ -44,4 +44,5 @@ def level(found: Sequence[Row], times: StepTimes, k_max: int, reading: float = 0
     seconds, decode, draft_tokens, context, k_next, _ = np.array(found, dtype=np.float64).T
     work = Work(decode, draft_tokens, context, k_next, decode)
     predicted = Tabulated(times, k_max).seconds(work) / times.hiccups
+    # Reading beside decoding hides in part; a rate that would leave less than half for decoding is not to be believed.
     return float(max(seconds.sum() - reading, 0.5 * seconds.sum()) / predicted.sum())

@@ -40,6 +40,8 @@ LONG_BATCHES, LONG_ROUNDS = 3, 3
 FIRST_ROUNDS, ENOUGH_ROUNDS = 2, 3
 # The held-out rollout has so many times the sequences that run at once, if the workload has: slots are refilled there.
 ROLLOUT_FILLS = 3
+# ... and responses of at most so many tokens: a profile is a matter of minutes, also for those who generate 32k.
+ROLLOUT_TOKENS = 512
 # Steps of the engine without a drafter in each round, and those of a round that are warm-up.
 OFF_STEPS, WARM_UP = 10, 2
 # Of the tokens that the cache holds a batch may take this share.
@@ -194,18 +196,16 @@ class Profiler:
         pace must not come between them."""
         say("measuring a held-out rollout, with the drafter and without")
         policy = self.config.policy.model_copy(update={"profile": None})  # it is not there yet
-        groups, found, off = self._rollout(), [], []
+        groups = self._rollout()
         with ExitStack() as stack:
             spec = ArmSpec("rollout", "fixed", self.config.drafter, policy)
             engine, plain = self._start(stack, spec, trace), self._start(stack, OFF)
             for each in (engine, plain):
                 each.wait_ready()
-            for first in (True, False):
-                if first:
-                    off += rows(plain.call(probe.plain_rollout, groups))
-                found += rows(engine.call(probe.rollout, trace, groups))
-                if not first:
-                    off += rows(plain.call(probe.plain_rollout, groups))
+            off = rows(plain.call(probe.plain_rollout, groups))
+            found = rows(engine.call(probe.rollout, trace, groups))
+            found += rows(engine.call(probe.rollout, trace, groups))
+            off += rows(plain.call(probe.plain_rollout, groups))
         self.state |= {"rollout": found, "off_rollout": off}
 
     def _rollout(self) -> list[Group]:
@@ -215,7 +215,9 @@ class Profiler:
         load = self.config.workload.model_copy(
             update={"num_prompts": max(1, min(self.config.workload.num_prompts, prompts))}
         )
-        return list(build_workload(load, self.options.seed, HELD_OUT_REPEAT + 1).groups)[: load.num_prompts]
+        groups = build_workload(load, self.options.seed, HELD_OUT_REPEAT + 1).groups[: load.num_prompts]
+        most = min(ROLLOUT_TOKENS, self.config.sampling.max_tokens)
+        return [capped(group, most) for group in groups]
 
     def _profile(self) -> Profile:
         """Levels are of the same minutes as the cells, or of none where measuring them was left out."""
@@ -249,7 +251,9 @@ class Profiler:
             return fresh
         try:
             state: dict[str, Any] = json.loads(self.partial.read_text("utf-8"))
-            same = state["fingerprint"] == self.fingerprint and state["rounds"] is not None
+            same = state["fingerprint"] == self.fingerprint
+            if missing := fresh.keys() - state.keys():
+                raise KeyError(*missing)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.partial}: damaged ({error}); delete it to measure afresh") from error
         if not same:
@@ -285,6 +289,12 @@ def held_out(groups: Sequence[Group], most: int) -> list[Group]:
     if longest is None:
         return groups
     return [dataclasses.replace(group, output_tokens=(longest,) * group.n) for group in groups]
+
+
+def capped(group: Group, most: int) -> Group:
+    """Imposed lengths of at most so many tokens; where none are imposed, `most` for all."""
+    lengths = group.output_tokens or (most,) * group.n
+    return dataclasses.replace(group, output_tokens=tuple(min(length, most) for length in lengths))
 
 
 def prefill_rate(steps: Sequence[Sequence[float]], base: float) -> float:

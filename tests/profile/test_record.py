@@ -12,7 +12,7 @@ from rollout_spec.profile.acceptance import Acceptance, count
 from rollout_spec.profile.cell import Cell
 from rollout_spec.profile.level import level, prompt_tokens, rows
 from rollout_spec.profile.record import Profile, as_step_times, best_k
-from rollout_spec.profile.run import held_out, prefill_rate
+from rollout_spec.profile.run import capped, held_out, prefill_rate
 from rollout_spec.simulate.acceptance_curve import POSITION_BLOCK
 from rollout_spec.simulate.step_model import Tabulated, steady
 from rollout_spec.workload import Group
@@ -176,6 +176,11 @@ def test_held_out_groups_are_as_long_as_the_longest():
     assert [g.output_tokens for g in held_out(groups, 2)] == [(40, 40), (40, 40)]
     free = [Group("a", "x", 2, None)]
     assert held_out(free, 5) == free
+
+
+def test_a_held_out_rollout_is_no_longer_than_a_profile_should_take():
+    assert capped(Group("a", "x", 2, (40, 30_000)), 512).output_tokens == (40, 512)
+    assert capped(Group("b", "x", 2, None), 512).output_tokens == (512, 512)
 
 
 def test_prefill_rate_leaves_out_the_warm_up_and_small_steps():
