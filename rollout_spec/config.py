@@ -283,6 +283,9 @@ class DraftConfig(_Node):
     """Of those minutes, at most so much goes to generating responses ..."""
     responses: int = Field(4000, ge=1)
     """... and it ends when there are so many, one a prompt."""
+    prompts: Annotated[str, Field(pattern=r"\.jsonl$")] | None = None
+    """Those of your rollouts: a .jsonl file as `rollout-spec bench --workload` reads it. `held_out` of them are not
+    trained on. None: problems of the benchmark's kind."""
     max_tokens: int = Field(512, ge=2)
     """Cap on a response."""
     temperatures: list[Annotated[float, Field(ge=0)]] = Field(default_factory=lambda: [0.0, 1.0, 1.0], min_length=1)
@@ -328,8 +331,11 @@ class RefreshConfig(_Node):
     """
 
     policy: Literal["measured", "every", "drain", "never"] = "measured"
-    """measured: when what rollouts lose to a stale head outweighs the cost; every: after so many updates; drain: in the
-    tail of a rollout, when cores are idle; never."""
+    """measured: when what rollouts lose to a stale head outweighs the cost, or by `trial_share`; every: after so many
+    updates; drain: in the tail of a rollout, when cores are idle; never."""
+    trial_share: float = Field(0.05, ge=0, lt=1)
+    """measured: of all time, so much at most for refreshes that no loss calls for: a newer head may be better than the
+    old one ever was. The wait doubles with each that brings no better head."""
     every: int = Field(10, ge=1)
     """every: updates of the policy."""
     drain_share: float = Field(0.25, gt=0, le=1)

@@ -32,7 +32,7 @@ from rollout_spec.simulate.study import build_fleet, curve, step_times
 from rollout_spec.workload.lengths import length_profile
 
 HERE = Path(__file__).resolve().parent
-SCHEMA = 1
+SCHEMA = 2
 PROFILE, SCALE, SAMPLES = "clipped_math", 0.25, 8
 ALIKE = (0.0, 0.5, 0.9)
 SEQUENCES_PER_SLOT = 4
@@ -63,7 +63,12 @@ def ordered(before: Ints, now: Ints) -> Ints:
 def run(fleet: Fleet, policy: Any, seed: int) -> dict[str, float]:
     began = time.perf_counter()
     outcome = simulate(fleet, policy, seed)
-    return {"makespan_s": outcome.seconds, "tokens": outcome.tokens, "took_s": time.perf_counter() - began}
+    return {
+        "makespan_s": outcome.seconds,
+        "tail_s": outcome.tail_seconds[0],
+        "tokens": outcome.tokens,
+        "took_s": time.perf_counter() - began,
+    }
 
 
 def main() -> None:

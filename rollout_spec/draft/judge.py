@@ -69,10 +69,10 @@ def _jobs(config: Config, folder: Path) -> list[Job]:
 
     seen = folder / SEEN
     trained = set(seen.read_text("utf-8").split()) if seen.exists() else set()
-    prompts = [prompt for prompt in split_prompts(config).held_out if prompt.id not in trained]
+    prompts = [prompt for prompt in split_prompts(config).held_out if prompt.prompt_id not in trained]
     if not prompts:
         raise ConfigError(f"--head {folder}: was trained on every held-out prompt; set another draft.seed")
-    return [Job(p.id, p.messages, t) for p in prompts for t in dict.fromkeys(config.draft.temperatures)]
+    return [Job(p.prompt_id, p.prompt, t) for p in prompts for t in dict.fromkeys(config.draft.temperatures)]
 
 
 def _record(config: Config, folder: Path, jobs: list[Job]) -> list[Sample]:

@@ -129,8 +129,10 @@ class Training:
 
             prompts = split_prompts(self.config)
             temperatures = self.options.temperatures
-            held = [Job(p.id, p.messages, t) for p in prompts.held_out for t in dict.fromkeys(temperatures)]
-            jobs = [Job(p.id, p.messages, temperatures[i % len(temperatures)]) for i, p in enumerate(prompts.training)]
+            held = [Job(p.prompt_id, p.prompt, t) for p in prompts.held_out for t in dict.fromkeys(temperatures)]
+            jobs = [
+                Job(p.prompt_id, p.prompt, temperatures[i % len(temperatures)]) for i, p in enumerate(prompts.training)
+            ]
             with self.clock.phase("generate"):
                 for wanted, file, title in ((held, judged_by, "held-out responses"), (jobs, path, "responses")):
                     left = self.options.generate_share * self.clock.budget - self.clock.seconds["generate"]

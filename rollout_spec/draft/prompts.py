@@ -1,16 +1,18 @@
 """Which prompts a head is trained on, and which never: the benchmark's, the profiler's and those it is judged by.
 
-A prompt is known by its id, the hash of its question, so that none comes back with other words around it. The ids that
-a head was trained on are kept with it.
+A prompt is known by its id, the hash of its question, so that none comes back with other words around it; one of a
+file by its id there. The ids that a head was trained on are kept with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
-from rollout_spec.config import Config, WorkloadConfig
-from rollout_spec.workload import Prompt, build_workload, generate_prompts
+from rollout_spec.config import Config, ConfigError, WorkloadConfig
+from rollout_spec.workload import Group, Prompt, build_workload, generate_prompts, read_groups
 
 # Prompts of a benchmark run, and its repeats, that are kept out; a run asks for fewer of both.
 BENCH_PROMPTS, BENCH_REPEATS = 256, 32
@@ -21,17 +23,35 @@ HELD_OUT_SEED = 7_919
 
 
 class Split(NamedTuple):
-    training: list[Prompt]
-    held_out: list[Prompt]
+    training: list[Group]
+    held_out: list[Group]
 
 
 def split_prompts(config: Config) -> Split:
-    """As many as `config.draft` asks for; no question is in both, or in the benchmark's of this configuration."""
+    """As many as `config.draft` asks for; no question is in both, or in the benchmark's of this configuration.
+
+    Raises ConfigError for a file `draft.prompts` that is bad or has no more prompts than `draft.held_out`.
+    """
     options = config.draft
+    if options.prompts is not None:
+        return _split_file(options.prompts, options.held_out, options.responses, options.seed)
     avoid = benchmark_ids(config)
     held_out = unseen_prompts(options.held_out, HELD_OUT_SEED + options.seed, avoid)
     avoid |= {prompt.id for prompt in held_out}
-    return Split(unseen_prompts(options.responses, options.seed, avoid), held_out)
+    training = unseen_prompts(options.responses, options.seed, avoid)
+    return Split(*([Group(p.id, p.messages, 1, None) for p in some] for some in (training, held_out)))
+
+
+def _split_file(path: str, held_out: int, responses: int, seed: int) -> Split:
+    """At random, for a file may be in order of difficulty."""
+    groups = list(read_groups(Path(path).expanduser(), 1, f"draft.prompts {path}")[0])
+    if len(groups) <= held_out:
+        raise ConfigError(
+            f"draft.prompts {path}: has {len(groups)} prompts, and draft.held_out {held_out} of them are not trained "
+            "on; give more prompts or hold fewer out"
+        )
+    Random(seed).shuffle(groups)
+    return Split(groups[held_out:][:responses], groups[:held_out])
 
 
 def benchmark_ids(config: Config) -> set[str]:

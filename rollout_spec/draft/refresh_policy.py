@@ -6,6 +6,10 @@ that gave a stale head up must not look like one that needs none) times the shar
 A refreshed head is expected to lose as much again over as many rollouts, half of it on average: so a refresh gains
 rollouts since the last one x loss / 2. That is compared with what it costs. If the loss grows evenly, this is the
 interval with the least loss and cost together; if it comes at one blow, no more than twice of either is paid.
+
+What no rollout shows is how much better a newer head would be: a policy that learns also gets easier to predict, so
+that a stale head may lose nothing and yet be several per cent behind (`experiments/drift`). So a share of the time
+goes to refreshes that nothing called for; one that brings no better head makes the next wait twice as long.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ class RefreshView:
     """Seconds of rollout that the last refresh cost; its limit where there was none."""
     failures: int = 0
     """Refreshes in a row that brought no better head."""
+    elapsed: float = 0.0
+    """Seconds since the last refresh ended, or since the start."""
     live: int = 0
     """Requests in the engine now, of `room`."""
     room: int = 1
@@ -102,9 +108,11 @@ def acceptance(rollout: RolloutSeen, depth: int) -> Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """When the loss that rollouts show outweighs the cost, doubled for each refresh in a row that failed."""
+    """When the loss that rollouts show outweighs the cost, or when that is at most `trial_share` of the time since the
+    last one; the cost is doubled for each refresh in a row that failed."""
 
     min_tokens: int
+    trial_share: float = 0.0
 
     def decide(self, view: RefreshView) -> RefreshDecision:
         seen = [rollout for rollout in view.rollouts if _depth(rollout)]
@@ -124,9 +132,12 @@ class Measured:
             f"rollout; a refresh gains {gain:.1f} s and costs {cost:.1f} s"
         )
         code = "pays" if gain > cost else "fresh" if lost <= 0 else "cheap"
-        if code == "pays" and view.tokens < self.min_tokens:
-            code, said = "tokens", f"{said}; {_few(view.tokens, self.min_tokens)}"
-        return RefreshDecision(code == "pays", code, said, gain, now.length, best.length)
+        if code != "pays" and 0 < self.trial_share * view.elapsed >= cost:
+            code, said = "trial", f"{said}, at most {self.trial_share:.0%} of {view.elapsed:.0f} s since the last one"
+        refresh = code in ("pays", "trial")
+        if refresh and view.tokens < self.min_tokens:
+            refresh, code, said = False, "tokens", f"{said}; {_few(view.tokens, self.min_tokens)}"
+        return RefreshDecision(refresh, code, said, gain, now.length, best.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,7 @@ class Never:
 def make_refresh_policy(options: RefreshConfig) -> RefreshPolicy:
     match options.policy:
         case "measured":
-            return Measured(options.min_tokens)
+            return Measured(options.min_tokens, options.trial_share)
         case "every":
             return Every(options.every)
         case "drain":

@@ -94,6 +94,7 @@ class DraftRefresh:
         self._mixed = False  # two heads drafted in the rollout that runs
         self._updates = self._tokens = self._failures = 0
         self._cost = expected_cost(self._options)
+        self._last = time.monotonic()
         self._counts: Counter[str] = Counter()
         self._figures: dict[str, float] = {}
         self.decision = RefreshDecision(False, "none", "nothing was asked yet")
@@ -202,6 +203,7 @@ class DraftRefresh:
                     tokens=self._tokens,
                     cost=self._cost,
                     failures=self._failures,
+                    elapsed=time.monotonic() - self._last,
                     live=self._worker.num_unfinished,
                     room=self._config.engine.max_num_seqs,
                 )
@@ -236,7 +238,7 @@ class DraftRefresh:
         if outcome is None:
             return
         self._staged.close()
-        self._cost = outcome.cost
+        self._cost, self._last = outcome.cost, time.monotonic()
         self._figures["seconds"] = outcome.seconds
         self._figures["total_cost_seconds"] = self._figures.get("total_cost_seconds", 0.0) + outcome.cost
         if outcome.before is not None and outcome.after is not None:

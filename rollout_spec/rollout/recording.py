@@ -12,12 +12,15 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
 from rollout_spec.config import Config, DrafterConfig, PolicyConfig
 from rollout_spec.draft.samples import Sample, append_sample
+
+if TYPE_CHECKING:
+    from rollout_spec.rollout.worker import Prompt
 
 Result = TypeVar("Result")
 
@@ -30,8 +33,8 @@ class Job:
     """One response to record."""
 
     prompt_id: str
-    messages: tuple[dict[str, str], ...] | list[int]
-    """A chat, or token ids."""
+    prompt: Prompt
+    """Text, a chat, or token ids."""
     temperature: float
 
 
@@ -104,7 +107,7 @@ def record(config: Config, jobs: Sequence[Job], path: Path, seconds: float, titl
             while waiting and len(running) < config.engine.max_num_seqs:
                 job = waiting.pop()
                 at = sampling.model_copy(update={"temperature": job.temperature})
-                running[worker.submit([job.messages], 1, at)[0]] = job
+                running[worker.submit([job.prompt], 1, at)[0]] = job
             worker.step()
             for request_id in list(running):
                 rollout = worker.take(request_id)
@@ -132,7 +135,7 @@ def measure(config: Config, head: Path, k: int, jobs: Sequence[Job]) -> tuple[li
             chosen = [job for job in jobs if job.temperature == temperature]
             before = worker.metrics()
             at = sampling.model_copy(update={"temperature": temperature})
-            rollouts = worker.generate([job.messages for job in chosen], sampling=at)
+            rollouts = worker.generate([job.prompt for job in chosen], sampling=at)
             after = worker.metrics()
             count = {name: int(value - before.get(name, 0)) for name, value in after.items() if "spec_decode" in name}
             accepted = [count[f"vllm:spec_decode_num_accepted_tokens_per_pos/{j}"] for j in range(k)]

@@ -7,6 +7,7 @@ first token there, and decodes from the next on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,6 +25,8 @@ Mask = NDArray[np.bool_]
 
 # Upper ends of the batch buckets of `Outcome.steps`: 1, 2, 4, ...
 BUCKETS = 12
+# The tail of a rollout begins when this share of its requests is left.
+TAIL = 0.1
 # Of the timeline at most this many points are kept.
 POINTS = 400
 
@@ -70,6 +73,8 @@ class Outcome:
 
     seconds: float = 0.0
     rollout_seconds: list[float] = field(default_factory=list)
+    tail_seconds: list[float] = field(default_factory=list)
+    """Of each rollout, at its end: with a tenth of its requests or fewer unfinished."""
     tokens: int = 0
     steps: Ints = field(default_factory=lambda: np.zeros((BUCKETS, 1), dtype=np.int64))
     """[batch bucket, K]: engine steps by what they drafted."""
@@ -96,6 +101,7 @@ def simulate(fleet: Fleet, policy: Callable[[], Policy] | Oracle, seed: int) -> 
         rollout = _Rollout(fleet, policies, lengths, number, np.random.default_rng([seed, number]), outcome)
         makespan = rollout.run()
         outcome.rollout_seconds.append(makespan)
+        outcome.tail_seconds.append(rollout.tail())
         outcome.seconds += makespan + fleet.trainer_seconds
         if fleet.refresh_every and (number + 1) % fleet.refresh_every == 0:
             outcome.seconds += fleet.refresh_seconds
@@ -142,7 +148,7 @@ class _Rollout:
         self.waiting = len(order)
         self.arrival: Floats = np.zeros(len(order)) if fleet.arrivals is None else np.asarray(fleet.arrivals[number])
         self.zeros = (0,) * fleet.k_max
-        self.finished = 0.0
+        self.ends: list[Floats] = []
 
     def run(self) -> float:
         while True:
@@ -150,7 +156,7 @@ class _Rollout:
             if not self.waiting:
                 busy: Mask = np.any(live, axis=1)
                 if not busy.any():
-                    return self.finished
+                    return float(max(map(np.max, self.ends), default=0.0))
                 width = int(live.sum(1).max())
                 if busy.mean() < 0.7 or width <= 0.7 * live.shape[1]:
                     self._compact(busy, width)
@@ -164,6 +170,13 @@ class _Rollout:
                 rows = rows[np.any(self.ident[rows] >= 0, axis=1)]
             if len(rows):
                 self._advance(rows, fresh)
+
+    def tail(self) -> float:
+        """Seconds from when a TAIL of the requests was left to the end, after `run`."""
+        if not self.ends:
+            return 0.0
+        ends = np.sort(np.concatenate(self.ends))
+        return float(ends[-1] - ends[max(len(ends) - math.floor(TAIL * len(ends)) - 1, 0)])
 
     def _wait(self, live: Mask) -> None:
         """Idle replicas sleep until their next request comes."""
@@ -262,7 +275,7 @@ class _Rollout:
             ident = self.ident[take]
             ident[done] = -1
             self.ident[take] = ident
-            self.finished = max(self.finished, float(self.clock[take][done.any(1)].max()))
+            self.ends.append(np.repeat(self.clock[take], done.sum(1)))
 
     def _views(self, take: Any, live: Mask, scheduled: Ints, prefill: Ints) -> list[StepView]:
         context = (self.context[take] * live).sum(1).tolist()

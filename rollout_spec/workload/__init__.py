@@ -2,7 +2,7 @@
 
 from rollout_spec.workload.lengths import PROFILES, LengthSummary, describe, length_profile, sample_lengths, scaled_cap
 from rollout_spec.workload.prompts import FAMILIES, Prompt, check_answer, generate_prompts
-from rollout_spec.workload.workload import Group, Workload, build_workload
+from rollout_spec.workload.workload import Group, Workload, build_workload, read_groups
 
 __all__ = [
     "FAMILIES",
@@ -16,6 +16,7 @@ __all__ = [
     "describe",
     "generate_prompts",
     "length_profile",
+    "read_groups",
     "sample_lengths",
     "scaled_cap",
 ]

@@ -87,22 +87,28 @@ def _read(config: WorkloadConfig, seed: int) -> Workload:
     path = Path(config.name).expanduser()
     if config.copying:
         raise ConfigError(f"workload.copying {config.copying}: prompts of a file are what they are; leave it at 0")
+    groups, digest = read_groups(path, config.n, f"--workload {config.name}")
+    return Workload(config.name, groups, seed, {"file": str(path.resolve()), "sha256": digest})
+
+
+def read_groups(path: Path, default_n: int, option: str) -> tuple[tuple[Group, ...], str]:
+    """The groups of a file of prompts, and the SHA-256 of the file. `option`: names the file in a ConfigError, which
+    is raised for a file or a line that is bad."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"--workload {config.name}: cannot be read ({error.strerror or error})") from error
+        raise ConfigError(f"{option}: cannot be read ({error.strerror or error})") from error
     groups: dict[str, Group] = {}
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
-            where = Row(f"--workload {config.name}:{number}", number)
-            group = where.group(where.parsed(line), config.n)
+            where = Row(f"{option}:{number}", number)
+            group = where.group(where.parsed(line), default_n)
             if group.prompt_id in groups:
                 where.fail(f"id {group.prompt_id!r} is taken by an earlier line; ids must differ")
             groups[group.prompt_id] = group
     if not groups:
-        raise ConfigError(f'--workload {config.name}: has no prompts; give lines such as {{"prompt": "2 + 2 = ?"}}')
-    source = {"file": str(path.resolve()), "sha256": hashlib.sha256(content).hexdigest()}
-    return Workload(config.name, tuple(groups.values()), seed, source)
+        raise ConfigError(f'{option}: has no prompts; give lines such as {{"prompt": "2 + 2 = ?"}}')
+    return tuple(groups.values()), hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

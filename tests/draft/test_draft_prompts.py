@@ -17,8 +17,8 @@ from rollout_spec.workload import build_workload, generate_prompts
 def test_no_benchmark_or_held_out_question_is_trained_on() -> None:
     config = Config(draft={"responses": 600, "held_out": 40})
     split = split_prompts(config)
-    trained = {prompt.id for prompt in split.training}
-    held_out = {prompt.id for prompt in split.held_out}
+    trained = {prompt.prompt_id for prompt in split.training}
+    held_out = {prompt.prompt_id for prompt in split.held_out}
     bench = {
         group.prompt_id
         for repeat in range(5)
@@ -27,6 +27,25 @@ def test_no_benchmark_or_held_out_question_is_trained_on() -> None:
     assert (len(trained), len(held_out)) == (600, 40)
     assert not trained & held_out
     assert not (trained | held_out) & bench
+
+
+def test_prompts_of_a_file_are_split_and_a_bad_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"id": "p{i}", "prompt": "{i} + 2 = ?", "n": 8}}\n' for i in range(20)))
+    options = {"prompts": str(path), "held_out": 5, "responses": 12}
+    split = split_prompts(Config(draft=options))
+    held_out, training = ({group.prompt_id for group in some} for some in (split.held_out, split.training))
+    assert (len(held_out), len(training)) == (5, 12)
+    assert not held_out & training
+    assert held_out != {f"p{i}" for i in range(5)}  # at random
+    assert split == split_prompts(Config(draft=options))
+    with pytest.raises(ConfigError, match=r"mine.jsonl: has 20 prompts, and draft.held_out 20"):
+        split_prompts(Config(draft=options | {"held_out": 20}))
+    path.write_text('{"prompt": 3}\n')
+    with pytest.raises(ConfigError, match=r"draft.prompts .*mine.jsonl:1: prompt 3"):
+        split_prompts(Config(draft=options))
+    with pytest.raises(ConfigError, match=r"draft\.prompts"):
+        parse_config({"draft": {"prompts": "mine.txt"}})
 
 
 def test_a_forbidden_question_is_replaced() -> None:

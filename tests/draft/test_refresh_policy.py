@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -133,6 +134,18 @@ def test_few_tokens_and_failures_make_it_wait() -> None:
     gain = once.decide(view(*rollouts, cost=1.0)).gain
     assert not once.decide(view(*rollouts, cost=gain / 5, failures=3)).refresh
     assert once.decide(view(*rollouts, cost=gain / 5, failures=2)).refresh
+
+
+def test_a_share_of_the_time_goes_to_refreshes_that_nothing_calls_for() -> None:
+    policy, steady = Measured(1000, trial_share=0.1), view(*[seen((0.8, 0.7))] * 5, cost=5.0)
+    assert policy.decide(replace(steady, elapsed=49.0)).code == "fresh"
+    decision = policy.decide(replace(steady, elapsed=50.0))
+    assert (decision.refresh, decision.code) == (True, "trial")
+    assert "at most 10% of 50 s" in decision.reason
+    assert policy.decide(replace(steady, elapsed=50.0, tokens=999)).code == "tokens"
+    assert not policy.decide(replace(steady, elapsed=199.0, failures=2)).refresh
+    assert policy.decide(replace(steady, elapsed=200.0, failures=2)).refresh
+    assert not Measured(1).decide(replace(steady, elapsed=1e9)).refresh
 
 
 def test_without_drafts_it_says_that_nothing_was_measured() -> None:
