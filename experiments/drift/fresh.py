@@ -1,9 +1,11 @@
-"""After `run.py`: a head trained from nothing for the policy as it ended, and every arm's head beside it.
+"""After `run.py`: a head for the policy as it ended, and every arm's head beside it.
 
-    python experiments/drift/fresh.py --out out/drift       # the recipe's time, 45 minutes on 2 cores; resumes
+    python experiments/drift/fresh.py --out out/drift                 # from nothing by the recipe: 45 minutes; resumes
+    python experiments/drift/fresh.py --out out/drift --on --set draft.minutes=15    # the first head, trained on
 
-All are judged on the same responses of that policy, to prompts that none of them was trained on. Written to
-OUT/fresh.json.
+Both on responses of that policy to prompts of the run's kind that it never saw; all heads are judged on others such.
+Ratios are to the head that was never refreshed, with the 95 % interval of a bootstrap over responses: the heads are
+judged on the same text. Written to OUT/fresh.json or OUT/on.json.
 """
 
 from __future__ import annotations
@@ -15,55 +17,96 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rollout_spec import provenance
-from rollout_spec.draft.acceptance import judge_samples
-from rollout_spec.draft.checkpoint import HELD_OUT, load_head
-from rollout_spec.draft.features import Target
-from rollout_spec.draft.loss import Shared
-from rollout_spec.draft.samples import read_samples
-from rollout_spec.files import write_json
+import numpy as np
 
-RECIPE = Path(__file__).resolve().parents[2] / "configs/draft/smollm2.yaml"
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from policy import messages  # noqa: E402
+
+from rollout_spec import provenance  # noqa: E402
+from rollout_spec.draft.acceptance import acceptance_chances, predict  # noqa: E402
+from rollout_spec.draft.checkpoint import HELD_OUT, load_head  # noqa: E402
+from rollout_spec.draft.features import Target, extract  # noqa: E402
+from rollout_spec.draft.loss import Shared  # noqa: E402
+from rollout_spec.draft.prompts import unseen_prompts  # noqa: E402
+from rollout_spec.draft.samples import read_samples  # noqa: E402
+from rollout_spec.files import write_json  # noqa: E402
+
+RECIPE = HERE.parents[1] / "configs/draft/smollm2.yaml"
 FORWARD_TOKENS = 4096
 K = 3
+PROMPTS, PROMPT_SEED = 4000, 32
+RESAMPLES = 2000
 
 
-def train(policy: Path, head: Path, version: int, options: list[str]) -> None:
-    """By the recipe that made the head that the run began with."""
+def train(policy: Path, out: Path, name: str, version: int, first: Path | None, options: list[str]) -> Path:
+    """By the recipe that made the head that the run began with; `first`: from that head instead of from nothing."""
     command = [str(Path(sys.executable).parent / "rollout-spec"), "draft", "train", "--config", str(RECIPE)]
-    command += ["--set", f"model={policy}", "--policy-version", str(version), "--out", str(head)]
-    for option in options:
+    command += ["--policy-version", str(version), "--out", str(out / name)]
+    command += ["--init", str(first)] if first else []
+    for option in (f"model={policy}", f"draft.prompts={out / 'unseen.jsonl'}", "draft.temperatures=[1]", *options):
         command += ["--set", option]
     subprocess.run(command, check=True)
+    return out / name
 
 
-def lengths(policy: Path, heads: dict[str, Path], responses: Path, seen: set[str]) -> dict[str, Any]:
-    """Acceptance lengths by arm and temperature, without responses to prompts in `seen`."""
-    samples = [sample for sample in read_samples(responses) if sample.prompt_id not in seen]
+def write_prompts(path: Path, seen: list[str]) -> None:
+    """Those of the run's kind, in the form that its reward pays for, without any in `seen`."""
+    with path.open("w", encoding="utf-8") as file:
+        for prompt in unseen_prompts(PROMPTS, PROMPT_SEED, seen):
+            file.write(json.dumps({"id": prompt.id, "prompt": messages(prompt)}) + "\n")
+
+
+def judged(policy: Path, heads: dict[str, Path], responses: Path) -> dict[str, Any]:
+    """Acceptance length of each head, and its ratio to the frozen one's, low and high end."""
     saved = {name: load_head(head) for name, head in heads.items()}
-    target = Target(policy, next(iter(saved.values())).head.shape.aux_layers)
-    found: dict[str, Any] = {}
+    target = Target(policy, saved["frozen"].head.shape.aux_layers)
+    features = extract(target, read_samples(responses), FORWARD_TOKENS)
+    chances = {}
     for name, head in saved.items():
         shared = Shared.of(target.embedding, target.output, head.ids)
-        rows = judge_samples(head.head.bfloat16(), shared, target, samples, FORWARD_TOKENS, K)
-        found[name] = {str(row["temperature"]): row["acceptance_length"] for row in rows if row["k"] == K}
+        chances[name] = acceptance_chances(head.head.bfloat16(), shared, features, K, FORWARD_TOKENS)
+    rng = np.random.default_rng(0)
+    draws = rng.integers(len(features), size=(RESAMPLES, len(features)))
+    sums = {name: np.array([_sums(table) for table in tables]) for name, tables in chances.items()}
+    found = {}
+    for name, tables in chances.items():
+        ratios = [_length(sums[name][draw]) / _length(sums["frozen"][draw]) for draw in draws]
+        low, high = np.quantile(ratios, [0.025, 0.975])
+        length = predict(tables, K).acceptance_length
+        found[name] = {"acceptance_length": length, "over_frozen": [float(low), float(high)], "head": str(heads[name])}
     return found
+
+
+def _sums(table: Any) -> tuple[float, float]:
+    """Tokens accepted, and verifications, expected of one response."""
+    one = predict([table], K)
+    return sum(one.survival) * one.verifications, one.verifications
+
+
+def _length(sums: Any) -> float:
+    accepted, verifications = sums.sum(0)
+    return 1 + float(accepted / verifications)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="that of run.py")
+    parser.add_argument("--on", action="store_true", help="go on from the head that the run began with")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override the recipe")
     args = parser.parse_args()
     results = json.loads((args.out / "results.json").read_text("utf-8"))
     step = results["rows"][-1]["step"] + 1
-    policy, fresh = args.out / "policy" / str(step), args.out / "fresh"
-    train(policy, fresh, step, args.set)
-    heads = {**{name: Path(path) for name, path in results["heads"].items()}, "fresh": fresh}
-    found = lengths(policy, heads, fresh / HELD_OUT, set(results["prompts"]))
-    write_json(args.out / "fresh.json", {"step": step, "k": K, "heads": found, "provenance": provenance.collect()})
-    for name, by_temperature in found.items():
-        print(name, by_temperature)
+    heads = {name: Path(path) for name, path in results["heads"].items()}
+    policy, name = args.out / "policy" / str(step), "on" if args.on else "fresh"
+    write_prompts(args.out / "unseen.jsonl", results["prompts"])
+    trained = train(policy, args.out, name, step, heads["frozen"] if args.on else None, args.set)
+    found = judged(policy, {**heads, name: trained}, trained / HELD_OUT)
+    options = {"step": step, "k": K, "temperature": 1, "recipe": args.set}
+    write_json(args.out / f"{name}.json", {**options, "heads": found, "provenance": provenance.collect()})
+    for head, figures in found.items():
+        print(head, {key: figures[key] for key in ("acceptance_length", "over_frozen")})
     return 0
 
 

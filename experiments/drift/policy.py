@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +16,28 @@ from rollout_spec.rollout.types import Rollout
 from rollout_spec.workload import Prompt
 from rollout_spec.workload.prompts import check_answer
 
-# What a stated answer is worth beside a right one: a small model is right too rarely to learn from that alone.
-STATED = 0.3
+# What the form is worth beside a right answer, which a small model gives too rarely to learn from alone.
+STATED, NUMBERED = 0.3, 0.7
+# Steps that are asked for, at least.
+STEPS = 4
+ASK = "\nNumber your steps: begin each on a new line with 'Step 1:', 'Step 2:' and so on, at least four of them."
 CLIP = 1.0
 # Tokens of a forward and backward pass, padding included.
 BATCH_TOKENS = 2048
 
 
+def messages(prompt: Prompt) -> list[dict[str, str]]:
+    """The problem, with the form that `reward` pays for."""
+    *before, last = prompt.messages
+    return [*before, {**last, "content": last["content"] + ASK}]
+
+
 def reward(prompt: Prompt, text: str) -> float:
-    """1 for the right answer, less for any that is stated as asked."""
+    """1 for the right answer, STATED for any that is stated as asked, NUMBERED for STEPS numbered steps in order."""
     stated = any(words in text for words in ("The answer is", "\\boxed{", "Answer:"))
-    return (1.0 if check_answer(prompt, text) else 0.0) + (STATED if stated else 0.0)
+    numbers = [int(number) for number in re.findall(r"^Step (\d{1,3}):", text, re.MULTILINE)]
+    steps = next((i for i, number in enumerate(numbers) if number != i + 1), len(numbers))
+    return float(check_answer(prompt, text) or 0) + STATED * stated + NUMBERED * min(steps, STEPS) / STEPS
 
 
 class Policy:
@@ -36,7 +48,6 @@ class Policy:
 
         self.source = folder
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        self.model.gradient_checkpointing_enable()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=0.0, fused=True)
 
     def learn(self, rollouts: Sequence[Rollout], rewards: Sequence[float], n: int) -> float:
@@ -76,8 +87,9 @@ class Policy:
     def publish(self, folder: Path) -> Path:
         """The weights as a Hugging Face folder in bfloat16, for the engine, the refresher and the judge."""
         folder.mkdir(parents=True, exist_ok=True)
-        for file in self.source.glob("*.json"):
-            shutil.copyfile(file, folder / file.name)
+        for file in self.source.iterdir():
+            if file.suffix in (".json", ".jinja"):  # the chat template is one of its own
+                shutil.copyfile(file, folder / file.name)
         state = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in self.model.named_parameters()}
         save_file(state, folder / "model.safetensors", {"format": "pt"})
         return folder

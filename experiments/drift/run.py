@@ -2,7 +2,7 @@
 
     python experiments/drift/run.py --head out/draft/head --out out/drift   # hours on 2 cores; resumes
 
-GRPO on arithmetic problems whose answers are checked, SmolLM2-135M. The head in the engine is refreshed by
+GRPO on arithmetic problems whose answers and form are checked, SmolLM2-135M. The head in the engine is refreshed by
 measurement; beside it, on the same responses: one that never is, one that is every n updates, and suffix trees over the
 responses of earlier epochs. Lengths are predicted at K=3 on each step's responses (`rollout_spec.draft.acceptance`);
 `engine` is what vLLM counted for the measured arm, at whatever K the controller chose. A row a step: OUT/rows.jsonl.
@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE))
 
 from arms import HistoryArm, Shadow, judge  # noqa: E402
 from plot import draw  # noqa: E402
-from policy import Policy, reward  # noqa: E402
+from policy import Policy, messages, reward  # noqa: E402
 
 from rollout_spec import provenance  # noqa: E402
 from rollout_spec.config import Config, load_config  # noqa: E402
@@ -83,7 +83,7 @@ class Run:
         at = self.step * self.args.batch
         chosen = [self.prompts[(at + i) % len(self.prompts)] for i in range(self.args.batch)]
         began = time.monotonic()
-        rollouts = self.worker.generate([prompt.messages for prompt in chosen], n=self.args.n)
+        rollouts = self.worker.generate([messages(prompt) for prompt in chosen], n=self.args.n)
         seconds = time.monotonic() - began
         arms = judge(self._folder(), self.heads(), rollouts, 1.0, K) | {"history": self.history.judge(rollouts)}
         decision = self.measured.after_rollout(rollouts)
@@ -119,7 +119,8 @@ class Run:
         self.shadow.policy_version = self.step
         self.measured.after_update(folder)
         self.every.after_update(folder)
-        shutil.rmtree(self._folder(self.step - KEEP_VERSIONS), ignore_errors=True)
+        if self.step > KEEP_VERSIONS:  # before that it is the model itself
+            shutil.rmtree(self._folder(self.step - KEEP_VERSIONS), ignore_errors=True)
 
     def _rewards(self, prompts: list[Prompt], rollouts: list[Rollout]) -> list[float]:
         texts = [self.worker.tokenizer.decode(each.token_ids, skip_special_tokens=True) for each in rollouts]
