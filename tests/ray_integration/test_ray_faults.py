@@ -294,9 +294,11 @@ def test_a_head_follows_the_policy_on_resources_of_its_own(cluster: str, tmp_pat
     def train() -> None:
         jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
         (watched / "latest.json").write_text(json.dumps({"policy_version": 1, "policy": "step-1"}))
-        jobs.wait_for((heads / "newest.json").exists, 200.0)
-        time.sleep(6.0)  # until the driver has asked, and the engines have it
-        gate.touch()
+        try:
+            jobs.wait_for((heads / "newest.json").exists, 400.0)
+            time.sleep(6.0)  # until the driver has asked, and the engines have it
+        finally:
+            gate.touch()  # without a head the job must end all the same, and the test fail
 
     threading.Thread(target=train, daemon=True).start()
     worker = jobs.worker(gate=str(gate))
