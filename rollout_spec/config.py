@@ -285,7 +285,7 @@ class DraftConfig(_Node):
     """... and it ends when there are so many, one a prompt."""
     prompts: Annotated[str, Field(pattern=r"\.jsonl$")] | None = None
     """Those of your rollouts: a .jsonl file as `rollout-spec bench --workload` reads it. `held_out` of them are not
-    trained on. None: problems of the benchmark's kind."""
+    trained on; a benchmark of the head wants others still. None: problems of the benchmark's kind."""
     max_tokens: int = Field(512, ge=2)
     """Cap on a response."""
     temperatures: list[Annotated[float, Field(ge=0)]] = Field(default_factory=lambda: [0.0, 1.0, 1.0], min_length=1)

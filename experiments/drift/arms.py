@@ -46,6 +46,15 @@ def judge(
 ) -> dict[str, Any]:
     """Acceptance length and P(first j accepted) of each head on these responses of the policy in the folder."""
     samples = [Sample("", r.prompt_token_ids, r.token_ids, temperature, True) for r in rollouts if len(r.token_ids) > 1]
+    found = {}
+    for name, tables in chances(policy, heads, samples, k).items():
+        predicted = predict(tables, k)
+        found[name] = {"acceptance_length": predicted.acceptance_length, "survival": list(predicted.survival)}
+    return found
+
+
+def chances(policy: Path, heads: dict[str, Path], samples: Sequence[Sample], k: int) -> dict[str, list[Any]]:
+    """By head and response: `draft.acceptance.acceptance_chances`."""
     saved = {name: load_head(head) for name, head in heads.items()}
     first = next(iter(saved.values()))
     target = Target(policy, first.head.shape.aux_layers)
@@ -53,8 +62,7 @@ def judge(
     found = {}
     for name, head in saved.items():
         shared = Shared.of(target.embedding, target.output, head.ids)
-        predicted = predict(acceptance_chances(head.head.bfloat16(), shared, features, k, FORWARD_TOKENS), k)
-        found[name] = {"acceptance_length": predicted.acceptance_length, "survival": list(predicted.survival)}
+        found[name] = acceptance_chances(head.head.bfloat16(), shared, features, k, FORWARD_TOKENS)
     return found
 
 

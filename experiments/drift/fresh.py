@@ -18,23 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arms import chances
+from policy import messages
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from rollout_spec import provenance
+from rollout_spec.draft.acceptance import predict
+from rollout_spec.draft.checkpoint import HELD_OUT
+from rollout_spec.draft.prompts import unseen_prompts
+from rollout_spec.draft.samples import read_samples
+from rollout_spec.files import write_json
 
-from policy import messages  # noqa: E402
-
-from rollout_spec import provenance  # noqa: E402
-from rollout_spec.draft.acceptance import acceptance_chances, predict  # noqa: E402
-from rollout_spec.draft.checkpoint import HELD_OUT, load_head  # noqa: E402
-from rollout_spec.draft.features import Target, extract  # noqa: E402
-from rollout_spec.draft.loss import Shared  # noqa: E402
-from rollout_spec.draft.prompts import unseen_prompts  # noqa: E402
-from rollout_spec.draft.samples import read_samples  # noqa: E402
-from rollout_spec.files import write_json  # noqa: E402
-
-RECIPE = HERE.parents[1] / "configs/draft/smollm2.yaml"
-FORWARD_TOKENS = 4096
+RECIPE = Path(__file__).resolve().parents[2] / "configs/draft/smollm2.yaml"
 K = 3
 PROMPTS, PROMPT_SEED = 4000, 32
 RESAMPLES = 2000
@@ -60,21 +54,16 @@ def write_prompts(path: Path, seen: list[str]) -> None:
 
 def judged(policy: Path, heads: dict[str, Path], responses: Path) -> dict[str, Any]:
     """Acceptance length of each head, and its ratio to the frozen one's, low and high end."""
-    saved = {name: load_head(head) for name, head in heads.items()}
-    target = Target(policy, saved["frozen"].head.shape.aux_layers)
-    features = extract(target, read_samples(responses), FORWARD_TOKENS)
-    chances = {}
-    for name, head in saved.items():
-        shared = Shared.of(target.embedding, target.output, head.ids)
-        chances[name] = acceptance_chances(head.head.bfloat16(), shared, features, K, FORWARD_TOKENS)
+    samples = read_samples(responses)
+    tables = chances(policy, heads, samples, K)
     rng = np.random.default_rng(0)
-    draws = rng.integers(len(features), size=(RESAMPLES, len(features)))
-    sums = {name: np.array([_sums(table) for table in tables]) for name, tables in chances.items()}
+    draws = rng.integers(len(samples), size=(RESAMPLES, len(samples)))
+    sums = {name: np.array([_sums(table) for table in own]) for name, own in tables.items()}
     found = {}
-    for name, tables in chances.items():
+    for name, own in tables.items():
         ratios = [_length(sums[name][draw]) / _length(sums["frozen"][draw]) for draw in draws]
         low, high = np.quantile(ratios, [0.025, 0.975])
-        length = predict(tables, K).acceptance_length
+        length = predict(own, K).acceptance_length
         found[name] = {"acceptance_length": length, "over_frozen": [float(low), float(high)], "head": str(heads[name])}
     return found
 

@@ -18,21 +18,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from arms import HistoryArm, Shadow, judge
+from plot import draw
+from policy import Policy, messages, reward
 
-from arms import HistoryArm, Shadow, judge  # noqa: E402
-from plot import draw  # noqa: E402
-from policy import Policy, messages, reward  # noqa: E402
-
-from rollout_spec import provenance  # noqa: E402
-from rollout_spec.config import Config, load_config  # noqa: E402
-from rollout_spec.files import write_json  # noqa: E402
-from rollout_spec.model import resolve  # noqa: E402
-from rollout_spec.rollout.draft_refresh import DraftRefresh  # noqa: E402
-from rollout_spec.rollout.types import Rollout  # noqa: E402
-from rollout_spec.rollout.worker import RolloutWorker  # noqa: E402
-from rollout_spec.workload import Prompt, generate_prompts  # noqa: E402
+from rollout_spec import provenance
+from rollout_spec.config import Config, load_config
+from rollout_spec.files import write_json
+from rollout_spec.model import resolve
+from rollout_spec.rollout.draft_refresh import DraftRefresh
+from rollout_spec.rollout.types import Rollout
+from rollout_spec.rollout.worker import RolloutWorker
+from rollout_spec.workload import Prompt, generate_prompts
 
 SCHEMA = 1
 K = 3

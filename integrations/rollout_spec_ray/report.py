@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_spec.config import ConfigError
+from rollout_spec.control.tail import tail_seconds
 from rollout_spec_ray.store import QUARANTINED, REJECTED, Store
 
 REPORT_SCHEMA = "rollout-spec/ray-report/1"
@@ -27,8 +28,6 @@ COLUMNS = [
     "engine",
     "attempt",
 ]
-# The tail: from when fewer than this share of an attempt's sequences are unfinished.
-TAIL = 0.1
 # Prompts and rows named in the text.
 NAMED = 5
 
@@ -146,12 +145,11 @@ def _attempt(record: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
             "tokens": int(pc.sum(own["num_tokens"]).as_py()),
             "last_finished_s": pc.max(own["finished_at"]).as_py() - began,
         }
-    tail = ends[min(int(np.ceil(len(ends) * (1 - TAIL))), len(ends) - 1)]
     return result | {
         "sequences": len(mine),
         "makespan_s": float(ends[-1]),
         "tokens_per_second": tokens / max(float(ends[-1]), 1e-9),
-        "tail_s": float(ends[-1] - tail),
+        "tail_s": tail_seconds(ends),
         "engines": engines,
     }
 

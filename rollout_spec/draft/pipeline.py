@@ -31,7 +31,7 @@ from rollout_spec.draft.checkpoint import (
 from rollout_spec.draft.features import Features, Target, channel_scale, extract
 from rollout_spec.draft.loss import Shared, StepStats
 from rollout_spec.draft.model import Eagle3Head
-from rollout_spec.draft.prompts import split_prompts
+from rollout_spec.draft.prompts import read_prompts, split_prompts
 from rollout_spec.draft.samples import Sample, read_samples
 from rollout_spec.draft.schedule import Clock
 from rollout_spec.draft.shape import HeadShape
@@ -79,6 +79,7 @@ class Training:
                 "config": config.model_dump(mode="json"),
                 "init": str(init),
                 "target": target_fingerprint(self.target.folder),
+                "prompts": read_prompts(self.options.prompts)[1] if self.options.prompts else None,
             },
             ignore=("config.draft.minutes", "config.draft.generate_share", "config.draft.threads"),
         )

@@ -1,7 +1,7 @@
 """Which prompts a head is trained on, and which never: the benchmark's, the profiler's and those it is judged by.
 
-A prompt is known by its id, the hash of its question, so that none comes back with other words around it; one of a
-file by its id there. The ids that a head was trained on are kept with it.
+A prompt is known by its id, the hash of its question, so that none comes back with other words around it; those of a
+file by their words. The ids that a head was trained on are kept with it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,20 @@ def split_prompts(config: Config) -> Split:
 
 
 def _split_file(path: str, held_out: int, responses: int, seed: int) -> Split:
-    """At random, for a file may be in order of difficulty."""
-    groups = list(read_groups(Path(path).expanduser(), 1, f"draft.prompts {path}")[0])
+    """At random, for a file may be in order of difficulty. A prompt that comes twice is taken once."""
+    groups = list({repr(group.prompt): group for group in read_prompts(path)[0]}.values())
     if len(groups) <= held_out:
         raise ConfigError(
-            f"draft.prompts {path}: has {len(groups)} prompts, and draft.held_out {held_out} of them are not trained "
-            "on; give more prompts or hold fewer out"
+            f"draft.prompts {path}: has {len(groups)} different prompts, and draft.held_out {held_out} of them are not "
+            "trained on; give more prompts or hold fewer out"
         )
     Random(seed).shuffle(groups)
     return Split(groups[held_out:][:responses], groups[:held_out])
+
+
+def read_prompts(path: str) -> tuple[tuple[Group, ...], str]:
+    """Those of the file `draft.prompts`, and its SHA-256. Raises ConfigError for a bad one."""
+    return read_groups(Path(path).expanduser(), 1, f"draft.prompts {path}")
 
 
 def benchmark_ids(config: Config) -> set[str]:

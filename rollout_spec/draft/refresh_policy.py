@@ -108,8 +108,8 @@ def acceptance(rollout: RolloutSeen, depth: int) -> Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """When the loss that rollouts show outweighs the cost, or when that is at most `trial_share` of the time since the
-    last one; the cost is doubled for each refresh in a row that failed."""
+    """When the loss that rollouts show outweighs the cost, or when the cost is at most `trial_share` of the time since
+    the last one; it is doubled for each refresh in a row that failed."""
 
     min_tokens: int
     trial_share: float = 0.0
@@ -132,7 +132,7 @@ class Measured:
             f"rollout; a refresh gains {gain:.1f} s and costs {cost:.1f} s"
         )
         code = "pays" if gain > cost else "fresh" if lost <= 0 else "cheap"
-        if code != "pays" and 0 < self.trial_share * view.elapsed >= cost:
+        if code != "pays" and self.trial_share and cost <= self.trial_share * view.elapsed:
             code, said = "trial", f"{said}, at most {self.trial_share:.0%} of {view.elapsed:.0f} s since the last one"
         refresh = code in ("pays", "trial")
         if refresh and view.tokens < self.min_tokens:

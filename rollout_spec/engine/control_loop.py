@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rollout_spec.config import PolicyConfig
 from rollout_spec.control.policy import Decision, Policy, StepResult, StepView
 from rollout_spec.control.registry import make_policy
+from rollout_spec.control.tail import Tail
 from rollout_spec.engine import overrides, sampler_check
 from rollout_spec.engine.identity import load_profile
 from rollout_spec.engine.prior import FOR_POLICIES, roofline_prior
 from rollout_spec.engine.responses import ResponseLog
 from rollout_spec.engine.step_trace import StepTrace
-from rollout_spec.engine.tail import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

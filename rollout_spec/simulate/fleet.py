@@ -7,7 +7,6 @@ first token there, and decodes from the next on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_spec.control.policy import LENGTH_SD, Decision, Policy, StepResult, StepView
+from rollout_spec.control.tail import tail_seconds
 from rollout_spec.simulate.acceptance_curve import AcceptanceCurve
 from rollout_spec.simulate.step_model import StepModel, Work, steady
 
@@ -25,8 +25,6 @@ Mask = NDArray[np.bool_]
 
 # Upper ends of the batch buckets of `Outcome.steps`: 1, 2, 4, ...
 BUCKETS = 12
-# The tail of a rollout begins when this share of its requests is left.
-TAIL = 0.1
 # Of the timeline at most this many points are kept.
 POINTS = 400
 
@@ -74,7 +72,7 @@ class Outcome:
     seconds: float = 0.0
     rollout_seconds: list[float] = field(default_factory=list)
     tail_seconds: list[float] = field(default_factory=list)
-    """Of each rollout, at its end: with a tenth of its requests or fewer unfinished."""
+    """Of each rollout, as `control.tail` has it."""
     tokens: int = 0
     steps: Ints = field(default_factory=lambda: np.zeros((BUCKETS, 1), dtype=np.int64))
     """[batch bucket, K]: engine steps by what they drafted."""
@@ -101,7 +99,7 @@ def simulate(fleet: Fleet, policy: Callable[[], Policy] | Oracle, seed: int) -> 
         rollout = _Rollout(fleet, policies, lengths, number, np.random.default_rng([seed, number]), outcome)
         makespan = rollout.run()
         outcome.rollout_seconds.append(makespan)
-        outcome.tail_seconds.append(rollout.tail())
+        outcome.tail_seconds.append(tail_seconds(np.concatenate(rollout.ends)) if rollout.ends else 0.0)
         outcome.seconds += makespan + fleet.trainer_seconds
         if fleet.refresh_every and (number + 1) % fleet.refresh_every == 0:
             outcome.seconds += fleet.refresh_seconds
@@ -148,7 +146,7 @@ class _Rollout:
         self.waiting = len(order)
         self.arrival: Floats = np.zeros(len(order)) if fleet.arrivals is None else np.asarray(fleet.arrivals[number])
         self.zeros = (0,) * fleet.k_max
-        self.ends: list[Floats] = []
+        self.ends: list[Floats] = []  # seconds at which requests ended
 
     def run(self) -> float:
         while True:
@@ -170,13 +168,6 @@ class _Rollout:
                 rows = rows[np.any(self.ident[rows] >= 0, axis=1)]
             if len(rows):
                 self._advance(rows, fresh)
-
-    def tail(self) -> float:
-        """Seconds from when a TAIL of the requests was left to the end, after `run`."""
-        if not self.ends:
-            return 0.0
-        ends = np.sort(np.concatenate(self.ends))
-        return float(ends[-1] - ends[max(len(ends) - math.floor(TAIL * len(ends)) - 1, 0)])
 
     def _wait(self, live: Mask) -> None:
         """Idle replicas sleep until their next request comes."""

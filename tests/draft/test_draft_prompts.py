@@ -39,7 +39,11 @@ def test_prompts_of_a_file_are_split_and_a_bad_file_is_named(tmp_path: Path) -> 
     assert not held_out & training
     assert held_out != {f"p{i}" for i in range(5)}  # at random
     assert split == split_prompts(Config(draft=options))
-    with pytest.raises(ConfigError, match=r"mine.jsonl: has 20 prompts, and draft.held_out 20"):
+    with path.open("a") as file:  # the same words under other ids
+        file.writelines(f'{{"id": "again{i}", "prompt": "{i} + 2 = ?"}}\n' for i in range(20))
+    again = split_prompts(Config(draft=options | {"responses": 100}))
+    assert len({group.prompt for group in [*again.held_out, *again.training]}) == 20 == len(again.training) + 5
+    with pytest.raises(ConfigError, match=r"mine.jsonl: has 20 different prompts, and draft.held_out 20"):
         split_prompts(Config(draft=options | {"held_out": 20}))
     path.write_text('{"prompt": 3}\n')
     with pytest.raises(ConfigError, match=r"draft.prompts .*mine.jsonl:1: prompt 3"):

@@ -14,6 +14,7 @@ from chain import Moved
 from rollout_spec.config import Config, ConfigError, parse_config
 from rollout_spec.draft.samples import Sample
 from rollout_spec.rollout.draft_refresh import DraftRefresh
+from rollout_spec.rollout.metrics import COUNTERS
 from rollout_spec.rollout.types import Rollout
 from rollout_spec.rollout.update import UpdateFailed
 
@@ -81,6 +82,23 @@ def test_a_refresh_that_is_due_waits_for_weights(policy: tuple[Path, Path, list[
         assert not refresh.wants_weights
         assert refresh.running
         assert refresh.metrics()["rollout_spec/refresh_reason/no_weights"] == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_time_that_has_passed_is_enough_for_a_trial(policy: tuple[Path, Path, list[Rollout]], share: float) -> None:
+    worker, refresh = made(policy, None, min_tokens=1, trial_share=share, seconds=1e-6)  # less than any step takes
+    with refresh:
+        refresh.after_update(policy[0])
+        for rollouts in range(1, 3):
+            worker.status = dict.fromkeys(COUNTERS, 0) | {
+                "steps_by_bucket_and_k": [[0, 100 * rollouts]],
+                "seconds_by_bucket": [10.0 * rollouts],
+                "drafted_per_position": [1000 * rollouts],
+                "accepted_per_position": [700 * rollouts],
+            }
+            decision = refresh.after_rollout(policy[2])
+        assert decision.code == ("trial" if share else "fresh")
+        assert refresh.running == bool(share)
 
 
 @pytest.mark.slow

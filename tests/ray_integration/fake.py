@@ -2,7 +2,8 @@
 
 A prompt begins with [kind, tokens]: it answers with so many tokens of that kind, one a step. Some kinds are special:
 POISON ends the engine's process in its third step, GATED ends when the file `gate` is there (at its `tokens` at the
-earliest), STUCK never comes out of its third step, unless an engine before it did so.
+earliest), STUCK never comes out of its third step, unless an engine before it did so. A prompt with LATE behind these
+two ends when the file `gate`-late is there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rollout_spec.config import Config, ConfigError
 from rollout_spec.rollout.types import Rollout, Span
 
 POISON, GATED, STUCK = 666, 777, 888
+LATE = 999
 
 
 class FakeWorker:
@@ -28,11 +30,13 @@ class FakeWorker:
         gate: str | None = None,
         log: str | None = None,
         sequence_seconds: float = 0.0,
+        versions: str | None = None,
     ) -> None:
         """A step takes step_seconds, and sequence_seconds more for each live sequence. log: a file for what it is
-        reminded of, [prompt, responses] a line."""
+        reminded of, [prompt, responses] a line. versions: a folder for a file each time it has new weights, its name
+        the process, the policy version and that of the draft."""
         self.policy_version = self.draft_version = 0
-        self._config, self._gate, self._log = config, gate, log
+        self._config, self._gate, self._log, self._versions = config, gate, log, versions
         self._step_seconds, self._sequence_seconds = step_seconds, sequence_seconds
         self._queue: deque[tuple[str, list[int], int]] = deque()  # name, prompt, tokens there are
         self._resumed: dict[str, Rollout] = {}
@@ -98,9 +102,14 @@ class FakeWorker:
             if kind == STUCK and made == 2 and self._gate is not None and not Path(self._gate).exists():
                 Path(self._gate).touch()  # the next engine is not stuck
                 time.sleep(3600)
-            if made + 1 >= tokens and not (kind == GATED and self._gate and not Path(self._gate).exists()):
+            if made + 1 >= tokens and not self._held(prompt):
                 del self._running[name]
                 self._finish(name, prompt, made + 1, "length")
+
+    def _held(self, prompt: list[int]) -> bool:
+        late = prompt[2:] == [LATE]
+        gate = f"{self._gate}-late" if late else self._gate
+        return bool(self._gate) and (late or prompt[0] == GATED) and not Path(str(gate)).exists()
 
     def take(self, request_id: str) -> Rollout | None:
         return self._finished.pop(request_id, None)
@@ -132,6 +141,8 @@ class FakeWorker:
         assert mode != "drained" or not self.num_unfinished
         self.policy_version = self.policy_version if policy_version is None else policy_version
         self.draft_version = self.draft_version if draft_version is None else draft_version
+        if self._versions is not None:
+            Path(self._versions, f"{os.getpid()}-{self.policy_version}-{self.draft_version}").touch()
 
     def remember_drafts(self, prompt_token_ids: Any, responses: Any) -> None:
         if self._log is not None:

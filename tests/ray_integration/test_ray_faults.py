@@ -17,7 +17,7 @@ import jobs
 import psutil
 import pytest
 from chain import make_moved
-from fake import GATED, POISON, STUCK
+from fake import GATED, LATE, POISON, STUCK
 from rollout_spec_ray import job
 from rollout_spec_ray.engine import Weights
 from rollout_spec_ray.failures import PoolFailed, WeightsRefused
@@ -280,9 +280,12 @@ def test_a_job_takes_weights_that_a_trainer_names(cluster: str, tmp_path: Path, 
 
 def test_a_head_follows_the_policy_on_resources_of_its_own(cluster: str, tmp_path: Path, out: Path) -> None:
     models = make_moved(tmp_path / "models")
-    gate, watched, heads = tmp_path / "gate", tmp_path / "trainer", tmp_path / "heads"
+    gate, watched, heads, versions = (tmp_path / name for name in ("gate", "trainer", "heads", "versions"))
     shutil.copytree(models.after, watched / "step-1")
-    prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [*[[PLAIN, 30 + i] for i in range(20)], [GATED, 1]])
+    versions.mkdir()
+    # Some end before the new policy is there, most when both engines have it, the last when both have the new head.
+    early, late = [[PLAIN, 30 + i] for i in range(4)], [[PLAIN, 30 + i, LATE] for i in range(16)]
+    prompts = jobs.write_prompts(tmp_path / "prompts.jsonl", [*early, *late, [GATED, 1]])
     refresh = {"policy": "every", "every": 1, "min_tokens": 200, "seconds": 1e5, "timeout": 2e5}
     options = jobs.config(
         top__model=str(models.before),
@@ -292,16 +295,19 @@ def test_a_head_follows_the_policy_on_resources_of_its_own(cluster: str, tmp_pat
     )
 
     def train() -> None:
-        jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
-        (watched / "latest.json").write_text(json.dumps({"policy_version": 1, "policy": "step-1"}))
+        # Whatever does not happen, the job must end, and the test fail.
         try:
-            jobs.wait_for((heads / "newest.json").exists, 400.0)
-            time.sleep(6.0)  # until the driver has asked, and the engines have it
+            jobs.wait_for(lambda: len(list((out / "parts").glob("*.parquet"))) >= 1)
+            (watched / "latest.json").write_text(json.dumps({"policy_version": 1, "policy": "step-1"}))
+            jobs.wait_for(lambda: len(list(versions.glob("*-1-0"))) == 2)
+            Path(f"{gate}-late").touch()
+            jobs.wait_for(lambda: len(list(versions.glob("*-1-1"))) == 2, 300.0)
         finally:
-            gate.touch()  # without a head the job must end all the same, and the test fail
+            Path(f"{gate}-late").touch()
+            gate.touch()
 
     threading.Thread(target=train, daemon=True).start()
-    worker = jobs.worker(gate=str(gate))
+    worker = jobs.worker(gate=str(gate), versions=str(versions))
     without = options.model_copy(update={"refresh": options.refresh.model_copy(update={"folder": None})})
     with pytest.raises(ConfigError, match=r"refresh\.folder: not set"):
         jobs.run(out, prompts, without, worker, watch=str(watched))

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-# Below this share of the most that were alive since the engine last drained, it is the tail.
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Below this share of a rollout's sequences (in an engine: of the most that were alive since it last drained).
 SHARE = 0.1
+
+
+def tail_seconds(ends: NDArray[np.float64]) -> float:
+    """Of a rollout whose sequences ended at these seconds [sequences], in any order."""
+    left = math.ceil(SHARE * len(ends)) - 1
+    if left <= 0:
+        return 0.0
+    ends = np.sort(ends)
+    return float(ends[-1] - ends[-1 - left])
 
 
 class Tail:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from rollout_spec.engine.tail import Tail
+from rollout_spec.control.tail import Tail, tail_seconds
 
 
 def test_the_tail_begins_below_a_tenth_of_the_most() -> None:
@@ -10,6 +11,14 @@ def test_the_tail_begins_below_a_tenth_of_the_most() -> None:
     for alive in (5, 100, 50, 10, 9, 1):
         tail.step(alive, 1.0)
     assert tail.seconds == 2.0
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 20, 21, 95])
+def test_it_is_the_same_from_when_sequences_ended(count: int) -> None:
+    tail = Tail()
+    for alive in range(count, 0, -1):
+        tail.step(alive, 1.0)
+    assert tail_seconds(np.random.default_rng(0).permutation(np.arange(1.0, count + 1))) == tail.seconds
 
 
 def test_a_drained_engine_begins_a_new_rollout() -> None:
