@@ -24,8 +24,10 @@ from rollout_spec.control.worth import Worth
 # threshold, and below the lower one model error decides and not the gain.
 HYSTERESIS_NOISE = 0.2
 HYSTERESIS_RANGE = (0.003, 0.03)
-# With little changed in the batch a decision stands for this many steps: choosing costs more than keeping.
-KEEP_STEPS, KEEP_STEPS_WIDE = 4, 16
+# With little changed in the batch a decision stands for this many steps: choosing costs more than keeping. In a wide
+# batch for more, and for most where the choice before came to the same K and no other is near; a jump of acceptance or
+# of step times ends it.
+KEEP_STEPS, KEEP_STEPS_WIDE, KEEP_STEPS_SETTLED = 4, 16, 32
 # From this batch on like steps are learned from together, so many at once, and decisions stand for longer: steps
 # are long there and tell much, and both cost as much as for one step.
 HOLD_BATCH, HOLD_STEPS = 48, 8
@@ -69,6 +71,7 @@ class Goodput:
         self._by_k = [Decision(k, "goodput") for k in range(k_max + 1)]
         self._decode = -1
         self._age = 0
+        self._clear = False  # the last choice
         self._choices = 0
         self._trial: list[Decision] = []
         self._held: list[StepResult] = []
@@ -82,7 +85,14 @@ class Goodput:
     def wants_requests(self) -> bool:
         if self._decode < HOLD_BATCH or self._fresh > 0 or self._steps % ASK_EVERY == 0:
             return True
-        return self._age >= KEEP_STEPS_WIDE and self._tilts  # the next step is one to choose at
+        return self._age >= self._keep and self._tilts  # the next step is one to choose at
+
+    @property
+    def _keep(self) -> int:
+        """For how many steps a choice stands."""
+        if self._decode < HOLD_BATCH or self._fresh > 0:
+            return KEEP_STEPS
+        return KEEP_STEPS_SETTLED if self._clear else KEEP_STEPS_WIDE
 
     @property
     def _tilts(self) -> bool:
@@ -101,8 +111,7 @@ class Goodput:
             self.acceptance.refilled()
             self._fresh = float(ASK_FIRST)
         self._age += 1
-        keep = KEEP_STEPS if view.decode < HOLD_BATCH or self._fresh > 0 else KEEP_STEPS_WIDE
-        if self._age <= keep and moved * 32 <= self._decode and not self.cost.news:
+        if self._age <= self._keep and moved * 32 <= self._decode and not self.cost.news:
             return self._current
         self._release()
         self._decode, self._age, self.cost.news = view.decode, 0, False
@@ -182,27 +191,30 @@ class Goodput:
         jumps = acceptance.jumps
         acceptance.observe(result.k, result.speculated, result.drafted, result.accepted)
         if acceptance.jumps > jumps:
-            self.worth.rates.fade(0.0)
+            self._forget(0.0)
+
+    def _forget(self, keep: float) -> None:
+        """Of each request's own record only the share `keep` still holds: choose at once, and often for a while."""
+        self.worth.rates.fade(keep)
+        self._fresh, self._age = float(ASK_FIRST), KEEP_STEPS_SETTLED
 
     def _switch(self, greedy: bool) -> None:
         """Other sampling, other acceptance: choose by what is known of it."""
         self._greedy, self.acceptance = greedy, self._laws[greedy]
-        self._age = KEEP_STEPS_WIDE
+        self._age = KEEP_STEPS_SETTLED
         self._trial.clear()
 
     def policy_updated(self) -> None:
         """New weights: what was accepted under the old ones counts for less."""
         for law in self._laws:
             law.policy_updated()
-        self.worth.rates.fade(FADE)
-        self._age = KEEP_STEPS
+        self._forget(FADE)
 
     def draft_refreshed(self) -> None:
         """A new draft head: what the old one achieved counts for little."""
         for law in self._laws:
             law.draft_refreshed()
-        self.worth.rates.fade(0.0)
-        self._age = KEEP_STEPS
+        self._forget(0.0)
 
     def metrics(self) -> dict[str, float]:
         lengths, sd = self.acceptance.length()
@@ -246,6 +258,8 @@ class Goodput:
         if vetoed:
             best = 0
         self._expected_gain = goodput[best] / goodput[0]
+        near = goodput[best] / (1.0 + high)
+        self._clear = best == now and not any(goodput[k] > near for k in candidates if k != best)
         self._current = Decision(0, "vetoed") if vetoed else self._by_k[best]
         self._choices += 1
         # Of a step that computes prompts nothing is learned.

@@ -53,6 +53,23 @@ def test_stops_within_50_steps_when_acceptance_collapses(index):
     assert np.mean([k > 0 for k in chosen[242:]]) < 0.1
 
 
+def test_a_choice_stands_in_a_full_batch_and_a_jump_of_acceptance_ends_it():
+    """A choice costs hundreds of times what keeping the last one does."""
+    choices = []
+
+    class Watched(Goodput):
+        def _choose(self, view):
+            choices.append(True)
+            return super()._choose(view)
+
+    policy = Watched(4)
+    feed(policy, steps=600, seconds=steady_seconds, rate=0.8, decode=256)
+    choices.clear()
+    assert set(feed(policy, steps=320, seconds=steady_seconds, rate=0.8, decode=256)) == {4}
+    assert len(choices) <= 320 / 32 + 1
+    assert 0 in feed(policy, steps=50, seconds=steady_seconds, rate=0.0, decode=256)
+
+
 def test_finds_a_best_k_that_is_low_high_low_in_batch():
     model = Analytic(
         fixed=2e-3, weights=2e-3, token=2e-5, expert_weights=30e-3, experts=64, experts_a_token=2, draft_pass=2e-4
@@ -96,7 +113,7 @@ def test_a_profile_that_is_wrong_about_k_0_is_found_out():
 
 def test_effective_speedup_is_that_of_the_engine():
     policy = Goodput(4)
-    feed(policy, steps=1500, seconds=lambda k, t: 0.01 + 0.001 * k, rate=0.7)
+    feed(policy, steps=1500, seconds=steady_seconds, rate=0.7)
     speedup = policy.metrics()["effective_speedup"]
     assert speedup == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 0.24) / 1.4, rel=0.08)
 
@@ -105,7 +122,7 @@ def test_new_versions_widen_the_uncertainty_refreshes_more():
     sd = {}
     for event in ("nothing", "policy_updated", "draft_refreshed"):
         policy = Goodput(4)
-        feed(policy, steps=300, seconds=lambda k, t: 0.01 + 0.001 * k, rate=0.7)
+        feed(policy, steps=300, seconds=steady_seconds, rate=0.7)
         getattr(policy, event, lambda: None)()
         sd[event] = policy.acceptance.length()[1][2]
     assert sd["nothing"] < sd["policy_updated"] < sd["draft_refreshed"]
@@ -198,6 +215,10 @@ def test_room_is_pure_and_its_modules_short():
 
 def ours(world):
     return Goodput(world.fleet.k_max, world.prior)
+
+
+def steady_seconds(k, t):
+    return 0.01 + 0.001 * k
 
 
 def profile(seconds, k_max=4, **more):
