@@ -27,7 +27,7 @@ HYSTERESIS_RANGE = (0.003, 0.03)
 # With little changed in the batch a decision stands for this many steps: choosing costs more than keeping. In a wide
 # batch for more, and for most where the choice before came to the same K and no other is near; a jump of acceptance or
 # of step times ends it.
-KEEP_STEPS, KEEP_STEPS_WIDE, KEEP_STEPS_SETTLED = 4, 16, 32
+KEEP_STEPS, KEEP_STEPS_WIDE, KEEP_STEPS_SETTLED = 4, 16, 64
 # From this batch on like steps are learned from together, so many at once, and decisions stand for longer: steps
 # are long there and tell much, and both cost as much as for one step.
 HOLD_BATCH, HOLD_STEPS = 48, 8

@@ -66,7 +66,7 @@ def test_a_choice_stands_in_a_full_batch_and_a_jump_of_acceptance_ends_it():
     feed(policy, steps=600, seconds=steady_seconds, rate=0.8, decode=256)
     choices.clear()
     assert set(feed(policy, steps=320, seconds=steady_seconds, rate=0.8, decode=256)) == {4}
-    assert len(choices) <= 320 / 32 + 1
+    assert len(choices) <= 320 / 64 + 1
     assert 0 in feed(policy, steps=50, seconds=steady_seconds, rate=0.0, decode=256)
 
 
