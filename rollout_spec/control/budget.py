@@ -16,12 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_spec.control.acceptance import Acceptance
-from rollout_spec.control.goodput import Goodput
+from rollout_spec.control.goodput import HOLD_BATCH, KEEP_STEPS, KEEP_STEPS_WIDE, Goodput
 from rollout_spec.control.policy import Decision, StepResult, StepView
 from rollout_spec.control.step_times import StepTimes
 
-# Budgets stand for this many steps: sorting costs more than keeping.
-KEEP_STEPS = 4
 # Uneven budgets must promise this much over the same K for all.
 MARGIN = 0.01
 
@@ -47,7 +45,9 @@ class Budget(Goodput):
         decision = super().decide(view)
         if view.requests and decision.reason == "goodput":
             self._kept += 1
-            if self._dealt is None or self._kept > KEEP_STEPS or self._dealt_for != (view.decode, decision.k):
+            # Sorting costs more than keeping.
+            keep = KEEP_STEPS if view.decode < HOLD_BATCH else KEEP_STEPS_WIDE
+            if self._dealt is None or self._kept > keep or self._dealt_for != (view.decode, decision.k):
                 self._kept, self._dealt_for = 0, (view.decode, decision.k)
                 self._dealt = self._deal(view, decision)
             decision = self._dealt
