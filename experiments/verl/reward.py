@@ -1,13 +1,12 @@
-"""The share of the words that the response repeats in their order, a word a line; other lines count against it."""
+"""How much of the list the response repeats in its order: 2 M / T, with M words in matching runs of T in both."""
 
 from __future__ import annotations
 
-from itertools import takewhile
+import re
+from difflib import SequenceMatcher
 from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **more: Any) -> float:
-    wanted = ground_truth.split()
-    lines = [line.strip(" -*.").lower() for line in solution_str.splitlines() if line.strip()]
-    right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, lines, strict=False)))
-    return right / max(len(wanted), len(lines))
+    words = re.findall(r"\w+", solution_str.lower())
+    return SequenceMatcher(None, ground_truth.split(), words, autojunk=False).ratio()

@@ -31,7 +31,9 @@ from rollout_spec.workload.problems import THINGS
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GROUP = "++actor_rollout_ref.rollout.rollout_spec"
-SAVE_EVERY = 10
+# Short, for two cores: with four responses a prompt, a step computes on 16 sequences.
+PROMPTS, WORDS = 4, 8
+SAVE_EVERY = 20
 HEAD = f"{GROUP}.drafter={{method: eagle3, model: {{head}}, k_max: 5}}"
 ARMS = {
     # Plain verl: neither the option nor anything that it sets.
@@ -50,7 +52,7 @@ def write_data(path: Path, rows: int, seed: int) -> None:
     rng = random.Random(seed)
     table = []
     for index in range(rows):
-        words = rng.sample(THINGS, 8)
+        words = rng.sample(THINGS, WORDS)
         question = "Write this list of words again, in the same order, one word a line, and nothing else:\n"
         table.append(
             {
@@ -69,7 +71,7 @@ def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) ->
     metrics = folder / "metrics.jsonl"
     if not metrics.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_data(folder / "data.parquet", rows=steps * 8, seed=seed)
+        write_data(folder / "data.parquet", rows=steps * PROMPTS, seed=seed)
         # A logger of verl's begins its file anew, so each attempt has its own.
         attempt = len(list(folder.glob("attempt_*.jsonl")))
         command = [
@@ -77,15 +79,14 @@ def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) ->
             *("--config-dir", str(ROOT / "configs/verl"), "--config-name", "cpu"),
             f"data.train_files={folder}/data.parquet",
             f"data.val_files={folder}/data.parquet",
-            "data.train_batch_size=8",
-            "data.max_prompt_length=128",
-            "data.max_response_length=96",
+            f"data.train_batch_size={PROMPTS}",
+            "data.max_prompt_length=96",
+            "data.max_response_length=64",
             f"data.seed={seed}",
             f"actor_rollout_ref.model.path={model}",
             f"actor_rollout_ref.rollout.seed={seed}",
-            "actor_rollout_ref.rollout.max_num_seqs=32",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-            "actor_rollout_ref.actor.optim.lr=1e-5",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+            "actor_rollout_ref.actor.optim.lr=2e-5",
             f"reward.custom_reward_function.path={HERE}/reward.py",
             f"trainer.total_training_steps={steps}",
             f"trainer.default_local_dir={folder}/checkpoints",

@@ -24,8 +24,7 @@ from rollout_spec.rollout.update import LOAD_TIMEOUT
 SERVERS = "vllm_server_"
 # For all servers together; a step of the trainer must not wait longer.
 SECONDS = 20.0
-# Between two looks at a call that runs.
-LOOK = 0.05
+LOOK = 0.05  # between two looks at a call that runs
 
 
 def ask(function: Callable[..., Any], *args: Any) -> list[Any]:
