@@ -55,6 +55,9 @@ def main() -> None:
         most = [max(step[f"{DIFF}_max"] for step in steps) for steps in seeds.values()]
         print(f"{arm:10} reward {spread(first)} -> {spread(last)}")
         print(f"{'':10} probabilities differ by {spread(mean)} on average, {spread(most)} at most")
+        lengths = [step[LENGTH] for steps in seeds.values() for step in steps[len(steps) * 2 // 3 :] if LENGTH in step]
+        if lengths:
+            print(f"{'':10} acceptance length {statistics.mean(lengths):.2f} in the last third")
         pairs = [(steps, runs["plain"][s]) for s, steps in seeds.items() if arm != "plain" and s in runs["plain"]]
         if pairs:
             late = [(ours[len(ours) * 2 // 3 :], plain[len(plain) * 2 // 3 :]) for ours, plain in pairs]
