@@ -2,11 +2,13 @@
 refreshed or not: rewards, probabilities, seconds a generated token, acceptance.
 
     python experiments/verl/run.py --head out/draft/head --steps 60 --seeds 0 1 2     # many hours on two cores
+    python experiments/verl/run.py --arms plain ngram --at-once                     # side by side, a core each
     python experiments/verl/report.py                                               # figures and plots of results.json
 
 The task is verifiable and short: repeat a list of words, one a line (`reward.py`). Every arm and seed is a job of its
-own, `python -m verl.trainer.main_ppo` with configs/verl/cpu.yaml; arms take turns, so that a slow hour hits all.
-A job that is there already is not run again, and one that was interrupted goes on from its last checkpoint.
+own, `python -m verl.trainer.main_ppo` with configs/verl/cpu.yaml. Arms take turns, so that a slow hour hits all, or,
+`--at-once`, the arms of a seed run at the same time, each bound to its share of the cores, so that a slow minute does.
+A job that is in the results already is not run again, and one that was interrupted goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +118,15 @@ def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) ->
     return [{name: value for name, value in row.items() if name.startswith(KEPT)} for row in rows]
 
 
+def job(options: argparse.Namespace, arm: str, seed: int, cores: list[int]) -> dict[str, Any]:
+    os.sched_setaffinity(0, cores)  # of this thread alone; the job inherits it
+    folder = (options.work / f"{arm}_{seed}").resolve()
+    steps = run(folder, arm, seed, options.steps, str(resolve(options.model)), str(options.head.resolve()))
+    print(arm, seed, "done", flush=True)
+    # `provenance` counts the cores of the calling thread.
+    return {"arm": arm, "seed": seed, "steps": steps, "provenance": collect()}
+
+
 def attempts(folder: Path) -> list[dict[str, Any]]:
     """The metrics of each step, of the attempt that did it last."""
     rows: dict[int, dict[str, Any]] = {}
@@ -137,19 +149,30 @@ def main() -> None:
     parser.add_argument("--head", type=Path, default=ROOT / "out/draft/head", help="an EAGLE-3 head of the model")
     parser.add_argument("--work", type=Path, default=ROOT / "out/verl", help="data, logs and metrics of each job")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--at-once", action="store_true", help="the arms of a seed side by side, not in turn")
     options = parser.parse_args()
     if {"frozen", "refreshed"} & set(options.arms) and not (options.head / "config.json").exists():
         parser.error(
             f"--head {options.head}: no head there; `rollout-spec draft train` makes one, or name other --arms"
         )
-    runs = []
+    runs = kept(options.out, options.steps)
+    cores = sorted(os.sched_getaffinity(0))
+    lanes = len(options.arms) if options.at_once else 1
+    if lanes > len(cores):
+        parser.error(f"--at-once runs {lanes} arms, a core each, and there are {len(cores)}; name fewer --arms")
     for seed in options.seeds:
-        for arm in options.arms:
-            folder = (options.work / f"{arm}_{seed}").resolve()
-            model, head = str(resolve(options.model)), str(options.head.resolve())
-            runs.append({"arm": arm, "seed": seed, "steps": run(folder, arm, seed, options.steps, model, head)})
-            print(arm, seed, "done", flush=True)
-            write_json(options.out, {"schema": 2, "provenance": collect(), "runs": runs})
+        arms = [arm for arm in options.arms if not any((run["arm"], run["seed"]) == (arm, seed) for run in runs)]
+        with ThreadPoolExecutor(lanes) as pool:
+            jobs = [pool.submit(job, options, arm, seed, cores[at % lanes :: lanes]) for at, arm in enumerate(arms)]
+            for done in as_completed(jobs):
+                runs.append(done.result())
+                write_json(options.out, {"schema": 3, "runs": runs})
+
+
+def kept(path: Path, steps: int) -> list[dict[str, Any]]:
+    """The runs of `path` that need not be run again; none if there is no such file."""
+    found = json.loads(path.read_text())["runs"] if path.exists() else []
+    return [run for run in found if len(run["steps"]) == steps]
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ log, and the old head stays.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 
 from rollout_spec.config import Config, ConfigError, parse_config
@@ -105,6 +107,31 @@ class RefreshActor:
         return found
 
 
+class Waiting:
+    """What has finished since the actor last listened: the newest `limit` tokens, prompts included, since its buffer
+    holds no more, and it may be silent for long."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tables: deque[tuple[pa.Table, int]] = deque()  # and their tokens
+        self._tokens = 0
+
+    def add(self, table: pa.Table) -> None:
+        lengths = [pc.list_value_length(table[name]) for name in ("prompt_token_ids", "token_ids")]
+        tokens = sum(pc.sum(one).as_py() or 0 for one in lengths)
+        self._tables.append((table, tokens))
+        self._tokens += tokens
+        while self._tokens > self._limit and len(self._tables) > 1:
+            self._tokens -= self._tables.popleft()[1]
+
+    def take(self) -> pa.Table | None:
+        """All of it, oldest first."""
+        tables = [table for table, _ in self._tables]
+        self._tables.clear()
+        self._tokens = 0
+        return pa.concat_tables(tables) if tables else None
+
+
 class Refresh:
     """The driver's side: `add` what finishes, `policy` for each new one, `tick` now and then."""
 
@@ -118,7 +145,7 @@ class Refresh:
             .options(num_cpus=pool.config.refresh.threads, max_restarts=-1)
             .remote(pool.config.model_dump(mode="json"), [seat.handle for seat in pool.seats])
         )
-        self._tables: list[pa.Table] = []
+        self._waiting = Waiting(pool.config.refresh.buffer_tokens)
         self._policy: tuple[str, int] | None = None
         self._call: Any = None
         self._told = 0.0
@@ -127,7 +154,7 @@ class Refresh:
         self._theirs = False
 
     def add(self, table: pa.Table) -> None:
-        self._tables.append(table.select(COLUMNS))
+        self._waiting.add(table.select(COLUMNS))
 
     def policy(self, weights: Weights) -> Weights:
         """These weights are wanted next. Returns them with the head that the pool has, unless they bring one."""
@@ -156,10 +183,9 @@ class Refresh:
             )
         now = time.monotonic()
         if self._call is None and now - self._told > EVERY:
-            table = pa.concat_tables(self._tables) if self._tables else None
             in_force = self._pool.wanted.draft_version if self._pool.settled else 0
-            self._call = self._actor.tell.remote(table, self._policy, in_force)
-            self._tables, self._policy, self._told = [], None, now
+            self._call = self._actor.tell.remote(self._waiting.take(), self._policy, in_force)
+            self._policy, self._told = None, now
 
     def close(self) -> None:
         """End the actor, and a training that runs in it."""
