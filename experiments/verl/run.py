@@ -4,10 +4,13 @@ refreshed or not: rewards, probabilities, seconds a generated token, acceptance.
     python experiments/verl/run.py --head out/draft/head --steps 60 --seeds 0 1 2     # many hours on two cores
     python experiments/verl/run.py --arms plain ngram --at-once                     # side by side, a core each
     python experiments/verl/report.py                                               # figures and plots of results.json
+    bash experiments/verl/head.sh                                                   # a head for this job, frozen and refreshed
+    bash experiments/verl/off.sh                                                    # what the option costs, switched off
 
 The task is verifiable and short: repeat a list of words, one a line (`reward.py`). Every arm and seed is a job of its
 own, `python -m verl.trainer.main_ppo` with configs/verl/cpu.yaml. Arms take turns, so that a slow hour hits all, or,
-`--at-once`, the arms of a seed run at the same time, each bound to its share of the cores, so that a slow minute does.
+`--at-once`, the arms of a seed run at the same time, each bound to its share of the cores, so that a slow minute does;
+which arm has which share changes with the seed.
 A job that is in the results already is not run again, and one that was interrupted goes on from its last checkpoint.
 """
 
@@ -44,32 +47,43 @@ ARMS = {
     "off": [f"{GROUP}.policy.name=off"],
     "ngram": [f"{GROUP}.drafter={{method: ngram, k_max: 8}}"],
     "frozen": [HEAD, f"{GROUP}.refresh.policy=never"],
-    "refreshed": [HEAD, f"{GROUP}.refresh={{policy: measured, min_tokens: 10000, folder: {{folder}}/draft}}"],
+    "refreshed": [HEAD, f"{GROUP}.refresh={{policy: every, every: 8, seconds: 20, folder: {{folder}}/draft}}"],
 }
+# verl's default is bfloat16 everywhere, which is slow on a CPU without instructions for it.
+FLOAT32 = [
+    "actor_rollout_ref.rollout.dtype=float32",
+    "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
+]
 KEPT = ("critic/score/", "training/", "timing_", "response_length/", "rollout/", "rollout_spec/", "perf/")
+
+
+def tasks(count: int, seed: int) -> list[tuple[list[str], list[dict[str, str]]]]:
+    """Words to repeat, and the chat that asks for it."""
+    rng = random.Random(seed)
+    lists = [rng.sample(THINGS, WORDS) for _ in range(count)]
+    question = "Write this list of words again, in the same order, one word a line, and nothing else:\n"
+    return [(words, [{"role": "user", "content": question + "\n".join(words)}]) for words in lists]
 
 
 def write_data(path: Path, rows: int, seed: int) -> None:
     import pandas
 
-    rng = random.Random(seed)
-    table = []
-    for index in range(rows):
-        words = rng.sample(THINGS, WORDS)
-        question = "Write this list of words again, in the same order, one word a line, and nothing else:\n"
-        table.append(
-            {
-                "data_source": "repeat",
-                "prompt": [{"role": "user", "content": question + "\n".join(words)}],
-                "ability": "copying",
-                "reward_model": {"style": "rule", "ground_truth": " ".join(words)},
-                "extra_info": {"index": index, "split": "train"},
-            }
-        )
+    table = [
+        {
+            "data_source": "repeat",
+            "prompt": prompt,
+            "ability": "copying",
+            "reward_model": {"style": "rule", "ground_truth": " ".join(words)},
+            "extra_info": {"index": index, "split": "train"},
+        }
+        for index, (words, prompt) in enumerate(tasks(rows, seed))
+    ]
     pandas.DataFrame(table).to_parquet(path)
 
 
-def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) -> list[dict[str, Any]]:
+def run(
+    folder: Path, arm: str, seed: int, steps: int, model: str, head: str, settings: list[str]
+) -> list[dict[str, Any]]:
     """The metrics of each step; RuntimeError if the job fails, its output is then in the last log of `folder`."""
     metrics = folder / "metrics.jsonl"
     if not metrics.exists():
@@ -97,6 +111,7 @@ def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) ->
             "trainer.max_actor_ckpt_to_keep=1",
             "trainer.resume_mode=auto",
             "trainer.logger=[file]",
+            *settings,
             *(option.replace("{head}", head).replace("{folder}", str(folder)) for option in ARMS[arm]),
         ]
         path = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
@@ -121,10 +136,11 @@ def run(folder: Path, arm: str, seed: int, steps: int, model: str, head: str) ->
 def job(options: argparse.Namespace, arm: str, seed: int, cores: list[int]) -> dict[str, Any]:
     os.sched_setaffinity(0, cores)  # of this thread alone; the job inherits it
     folder = (options.work / f"{arm}_{seed}").resolve()
-    steps = run(folder, arm, seed, options.steps, str(resolve(options.model)), str(options.head.resolve()))
+    model, head = str(resolve(options.model)), str(options.head.resolve())
+    steps = run(folder, arm, seed, options.steps, model, head, FLOAT32 if options.dtype == "float32" else [])
     print(arm, seed, "done", flush=True)
     # `provenance` counts the cores of the calling thread.
-    return {"arm": arm, "seed": seed, "steps": steps, "provenance": collect()}
+    return {"arm": arm, "seed": seed, "dtype": options.dtype, "steps": steps, "provenance": collect()}
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
@@ -149,6 +165,7 @@ def main() -> None:
     parser.add_argument("--head", type=Path, default=ROOT / "out/draft/head", help="an EAGLE-3 head of the model")
     parser.add_argument("--work", type=Path, default=ROOT / "out/verl", help="data, logs and metrics of each job")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of actor and rollout")
     parser.add_argument("--at-once", action="store_true", help="the arms of a seed side by side, not in turn")
     options = parser.parse_args()
     if {"frozen", "refreshed"} & set(options.arms) and not (options.head / "config.json").exists():
@@ -163,7 +180,7 @@ def main() -> None:
     for seed in options.seeds:
         arms = [arm for arm in options.arms if not any((run["arm"], run["seed"]) == (arm, seed) for run in runs)]
         with ThreadPoolExecutor(lanes) as pool:
-            jobs = [pool.submit(job, options, arm, seed, cores[at % lanes :: lanes]) for at, arm in enumerate(arms)]
+            jobs = [pool.submit(job, options, arm, seed, cores[(at + seed - 1) % lanes :: lanes]) for at, arm in enumerate(arms)]
             for done in as_completed(jobs):
                 runs.append(done.result())
                 write_json(options.out, {"schema": 3, "runs": runs})

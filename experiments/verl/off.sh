@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# What the option costs when it is switched off: twenty steps beside plain verl, each arm on each core. About half an hour.
+set -euo pipefail
+bin=${BIN:-.venv/bin}
+"$bin/python" experiments/verl/run.py --arms plain off --seeds 1 2 --at-once --steps 20 \
+    --work "${WORK:-out/verl/off}" --out experiments/verl/off/results.json
+"$bin/python" experiments/verl/report.py experiments/verl/off/results.json
