@@ -62,7 +62,7 @@ def chances(policy: Path, heads: dict[str, Path], samples: Sequence[Sample], k: 
     found = {}
     for name, head in saved.items():
         shared = Shared.of(target.embedding, target.output, head.ids)
-        found[name] = acceptance_chances(head.head.bfloat16(), shared, features, k, FORWARD_TOKENS)
+        found[name] = acceptance_chances(head.rounded(), shared, features, k, FORWARD_TOKENS)
     return found
 
 

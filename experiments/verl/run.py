@@ -4,8 +4,8 @@ refreshed or not: rewards, probabilities, seconds a generated token, acceptance.
     python experiments/verl/run.py --head out/draft/head --steps 60 --seeds 0 1 2     # many hours on two cores
     python experiments/verl/run.py --arms plain ngram --at-once                     # side by side, a core each
     python experiments/verl/report.py                                               # figures and plots of results.json
-    bash experiments/verl/head.sh                                                   # a head for this job, frozen and refreshed
-    bash experiments/verl/off.sh                                                    # what the option costs, switched off
+    bash experiments/verl/head.sh                     # a head for this job, left alone and refreshed
+    bash experiments/verl/off.sh                      # what the option costs, switched off
 
 The task is verifiable and short: repeat a list of words, one a line (`reward.py`). Every arm and seed is a job of its
 own, `python -m verl.trainer.main_ppo` with configs/verl/cpu.yaml. Arms take turns, so that a slow hour hits all, or,
@@ -53,6 +53,9 @@ ARMS = {
 FLOAT32 = [
     "actor_rollout_ref.rollout.dtype=float32",
     "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
+    # It takes twice the memory.
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
 ]
 KEPT = ("critic/score/", "training/", "timing_", "response_length/", "rollout/", "rollout_spec/", "perf/")
 
@@ -180,7 +183,8 @@ def main() -> None:
     for seed in options.seeds:
         arms = [arm for arm in options.arms if not any((run["arm"], run["seed"]) == (arm, seed) for run in runs)]
         with ThreadPoolExecutor(lanes) as pool:
-            jobs = [pool.submit(job, options, arm, seed, cores[(at + seed - 1) % lanes :: lanes]) for at, arm in enumerate(arms)]
+            shares = [cores[(lane + seed - 1) % lanes :: lanes] for lane in range(lanes)]
+            jobs = [pool.submit(job, options, arm, seed, shares[at % lanes]) for at, arm in enumerate(arms)]
             for done in as_completed(jobs):
                 runs.append(done.result())
                 write_json(options.out, {"schema": 3, "runs": runs})

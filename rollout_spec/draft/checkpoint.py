@@ -19,6 +19,7 @@ from rollout_spec.draft.model import Eagle3Head
 from rollout_spec.draft.shape import HeadShape
 from rollout_spec.draft.vocabulary import d2t, from_d2t
 from rollout_spec.files import write_json
+from rollout_spec.precision import cpu_dtype
 
 CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "provenance.json"
 HELD_OUT, SEEN = "held_out.jsonl", "training_prompts.txt"
@@ -31,6 +32,10 @@ class SavedHead(NamedTuple):
     """[draft vocabulary] target ids."""
     provenance: Mapping[str, Any]
     """Empty for a head that others trained."""
+
+    def rounded(self) -> Eagle3Head:
+        """`head` itself, now with the values that an engine has, in the precision that is fast here."""
+        return self.head.bfloat16().to(cpu_dtype())
 
 
 def save_head(folder: Path, head: Eagle3Head, ids: Tensor, provenance: Mapping[str, Any]) -> None:

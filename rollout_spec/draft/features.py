@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rollout_spec.draft.samples import Sample
+from rollout_spec.precision import cpu_dtype
 
 BYTES = 2  # of a bfloat16
 # Rows whose logits over the whole vocabulary are held at once.
@@ -62,7 +63,7 @@ class Target:
     def __init__(self, folder: Path, aux_layers: Sequence[int]) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=cpu_dtype(), local_files_only=True).eval()
         self.model.requires_grad_(False)
         self.aux_layers = tuple(aux_layers)
         self.embedding: Tensor = self.model.get_input_embeddings().weight
@@ -100,12 +101,11 @@ class Target:
     def _cut(self, sample: Sample, ids: Tensor, aux: Tensor, last: Tensor) -> Features:
         length, start = len(sample.tokens), len(sample.prompt)
         log_norm, divisor = torch.zeros(length), _divisor(sample.temperature)
+        aux, last = (tensor[:length].to(torch.bfloat16, copy=True) for tensor in (aux, last))
         for at in range(start, length, ROWS):
-            rows = last[at : min(at + ROWS, length)]
+            rows = last[at : min(at + ROWS, length)].to(self.output.dtype)
             log_norm[at : at + len(rows)] = (rows @ self.output.T).float().div_(divisor).logsumexp(-1)
-        return Features(
-            ids[:length].clone(), start, aux[:length].clone(), last[:length].clone(), log_norm, sample.temperature
-        )
+        return Features(ids[:length].clone(), start, aux, last, log_norm, sample.temperature)
 
 
 def extract(

@@ -47,7 +47,7 @@ def judge(config: Config, folder: Path, saved: SavedHead, ks: Sequence[int]) -> 
     measured = _measure(config, folder, ks, jobs)  # before the target is loaded here: memory
     target = Target(target_folder.folder, shape.aux_layers)
     shared = Shared.of(target.embedding, target.output, saved.ids)
-    head = saved.head.bfloat16()
+    head = saved.rounded()
     compared = []
     for counts, samples in measured:
         k = counts[0].k

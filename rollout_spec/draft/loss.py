@@ -33,7 +33,7 @@ class Shared:
 
     def law(self, batch: Batch) -> Tensor:
         """[counted positions, draft vocabulary] the target's probabilities; a row's missing mass lies outside."""
-        logits = (batch.last[batch.counts] @ self.rows.T).float()
+        logits = (batch.last[batch.counts].to(self.rows.dtype) @ self.rows.T).float()
         logits /= batch.divisor[batch.counts][:, None]
         return (logits - batch.log_norm[batch.counts][:, None]).exp_()
 

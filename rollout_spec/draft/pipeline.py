@@ -220,8 +220,8 @@ class Training:
         }
         save_head(self.out, head, shared.ids, known | {"acceptance": []})
         with self.clock.phase("evaluate"):
-            saved: SavedHead = load_head(self.out)  # as vLLM will, rounded to bfloat16
-            acceptance = judge_samples(saved.head.bfloat16(), shared, target, held_out, FORWARD_TOKENS)
+            saved: SavedHead = load_head(self.out)
+            acceptance = judge_samples(saved.rounded(), shared, target, held_out, FORWARD_TOKENS)
         total = sum(self.clock.seconds.values())
         known |= {"acceptance": acceptance, "seconds": {**self.clock.seconds, "total": total}}
         save_head(self.out, head, shared.ids, known)

@@ -91,7 +91,7 @@ def run(job: RefreshJob) -> dict[str, Any]:
 
     def predicted(folder: str) -> list[Predicted]:
         """At each K, of a head as vLLM will see it: rounded."""
-        rounded = load_head(Path(folder)).head.bfloat16()
+        rounded = load_head(Path(folder)).rounded()
         chances = acceptance_chances(rounded, shared, judged, job.k, FORWARD_TOKENS)
         return [predict(chances, k) for k in range(1, job.k + 1)]
 

@@ -20,6 +20,7 @@ from rollout_spec.config import DraftConfig
 from rollout_spec.draft.features import Features, batches, collate
 from rollout_spec.draft.loss import Shared, StepStats, unrolled_loss
 from rollout_spec.draft.model import Eagle3Head
+from rollout_spec.precision import cpu_dtype
 
 WARM_UP_STEPS = 30
 # Of the peak learning rate, at the end.
@@ -115,7 +116,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate(self.progress.steps, used)
             optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cpu_dtype() == torch.bfloat16):
             steps = self.options.unroll if used >= self.options.single_share else 1
             loss, stats = unrolled_loss(self.head, self.shared, batch, steps, self.options.decay, self.options.overlap)
         loss.backward()

@@ -27,6 +27,10 @@ def handle(args: argparse.Namespace) -> int:
     processor = ", ".join(device["gpus"]) or device["cpu"]
     print(f"device      {processor} ({device['cores']} cores, {device['memory_gib']} GiB)")
     print("versions    " + ", ".join(f"{name} {found}" for name, found in record["versions"].items() if found))
+    if not device["gpus"] and importlib.util.find_spec("torch"):
+        from rollout_spec.precision import cpu_dtype
+
+        print(f"precision   {str(cpu_dtype()).removeprefix('torch.')}, the fastest on this processor")
     results: list[Check] = []
     for check in checks():
         results.append(check)

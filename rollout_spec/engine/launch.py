@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 GIB = 2**30
+
+logger = logging.getLogger("vllm.rollout_spec")
 
 
 def speculative_config(drafter: DrafterConfig) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
         deferring=settings.get("draft_buffer_mib") != 0,
     )
     try:
-        vllm_config = EngineArgs(**arguments).create_engine_config()
+        vllm_config = EngineArgs(**arguments | _dtype(arguments)).create_engine_config()
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(f"vLLM refuses the engine arguments: {error}") from error
     profile = (vllm_config.additional_config or {}).get(SETTINGS_KEY, {}).get("policy", {}).get("profile")
@@ -144,6 +147,19 @@ def make_engine(config: Config, arguments: dict[str, Any], stat_loggers: list[An
         stat_loggers=stat_loggers,
         multiprocess_mode=not config.engine.in_process,
     )
+
+
+def _dtype(arguments: dict[str, Any]) -> dict[str, Any]:
+    """`auto` is vLLM's, the model's own precision, save on a processor that is slow in bfloat16."""
+    import torch
+    from vllm.platforms import current_platform
+
+    from rollout_spec.precision import cpu_dtype
+
+    if arguments.get("dtype", "auto") != "auto" or not current_platform.is_cpu() or cpu_dtype() == torch.bfloat16:
+        return {}
+    logger.warning("engine.dtype auto: float32, because this processor is slow in bfloat16")
+    return {"dtype": "float32"}
 
 
 def _has_request_metrics() -> bool:

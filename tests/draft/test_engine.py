@@ -68,7 +68,7 @@ def test_a_trained_head_is_accepted_as_predicted_and_changes_no_token(moved: Mov
 
     measured, outputs = run_fresh(measure, config, tmp_path / "head", K, held_out)
     saved = load_head(tmp_path / "head")
-    rows = judge_samples(saved.head.bfloat16(), shared, target, outputs, 4096, K)
+    rows = judge_samples(saved.rounded(), shared, target, outputs, 4096, K)
     predicted = {row["temperature"]: row["acceptance_length"] for row in rows if row["k"] == K}
     assert [count.temperature for count in measured] == [0.0, 1.0]
     for count in measured:

@@ -27,7 +27,7 @@ def predicted(head: Path, policy: Path, samples: list[Sample]) -> float:
     saved = load_head(head)
     target = Target(policy, saved.head.shape.aux_layers)
     shared = Shared.of(target.embedding, target.output, saved.ids)
-    [*_, row] = judge_samples(saved.head.bfloat16(), shared, target, samples, 4096, K)
+    [*_, row] = judge_samples(saved.rounded(), shared, target, samples, 4096, K)
     return float(row["acceptance_length"])
 
 
