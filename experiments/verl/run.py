@@ -53,9 +53,11 @@ ARMS = {
 FLOAT32 = [
     "actor_rollout_ref.rollout.dtype=float32",
     "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
-    # It takes twice the memory.
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+]
+# Two jobs side by side, or one in float32, take twice the memory.
+SMALL = [
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
 ]
 KEPT = ("critic/score/", "training/", "timing_", "response_length/", "rollout/", "rollout_spec/", "perf/")
 
@@ -85,7 +87,7 @@ def write_data(path: Path, rows: int, seed: int) -> None:
 
 
 def run(
-    folder: Path, arm: str, seed: int, steps: int, model: str, head: str, settings: list[str]
+    folder: Path, arm: str, seed: int, steps: int, model: str, head: str, settings: list[str], lane: int
 ) -> list[dict[str, Any]]:
     """The metrics of each step; RuntimeError if the job fails, its output is then in the last log of `folder`."""
     metrics = folder / "metrics.jsonl"
@@ -95,6 +97,7 @@ def run(
         # A logger of verl's begins its file anew, so each attempt has its own.
         attempt = len(list(folder.glob("attempt_*.jsonl")))
         command = [
+            *(sys.executable, str(HERE / "lane.py"), str(lane)),
             *(sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo"),
             *("--config-dir", str(ROOT / "configs/verl"), "--config-name", "cpu"),
             f"data.train_files={folder}/data.parquet",
@@ -114,6 +117,8 @@ def run(
             "trainer.max_actor_ckpt_to_keep=1",
             "trainer.resume_mode=auto",
             "trainer.logger=[file]",
+            # Ray is there already.
+            *("~ray_kwargs.ray_init.num_cpus", "~ray_kwargs.ray_init.num_gpus"),
             *settings,
             *(option.replace("{head}", head).replace("{folder}", str(folder)) for option in ARMS[arm]),
         ]
@@ -136,11 +141,14 @@ def run(
     return [{name: value for name, value in row.items() if name.startswith(KEPT)} for row in rows]
 
 
-def job(options: argparse.Namespace, arm: str, seed: int, cores: list[int]) -> dict[str, Any]:
+def job(options: argparse.Namespace, arm: str, seed: int, lane: int, cores: list[int]) -> dict[str, Any]:
     os.sched_setaffinity(0, cores)  # of this thread alone; the job inherits it
     folder = (options.work / f"{arm}_{seed}").resolve()
     model, head = str(resolve(options.model)), str(options.head.resolve())
-    steps = run(folder, arm, seed, options.steps, model, head, FLOAT32 if options.dtype == "float32" else [])
+    settings = FLOAT32 if options.dtype == "float32" else []
+    if options.dtype == "float32" or options.at_once:
+        settings = settings + SMALL
+    steps = run(folder, arm, seed, options.steps, model, head, settings, lane)
     print(arm, seed, "done", flush=True)
     # `provenance` counts the cores of the calling thread.
     return {"arm": arm, "seed": seed, "dtype": options.dtype, "steps": steps, "provenance": collect()}
@@ -169,7 +177,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "out/verl", help="data, logs and metrics of each job")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of actor and rollout")
-    parser.add_argument("--at-once", action="store_true", help="the arms of a seed side by side, not in turn")
+    parser.add_argument("--at-once", action="store_true", help="the arms of a seed side by side, not in turn: 11 GB each")
     options = parser.parse_args()
     if {"frozen", "refreshed"} & set(options.arms) and not (options.head / "config.json").exists():
         parser.error(
@@ -184,7 +192,7 @@ def main() -> None:
         arms = [arm for arm in options.arms if not any((run["arm"], run["seed"]) == (arm, seed) for run in runs)]
         with ThreadPoolExecutor(lanes) as pool:
             shares = [cores[(lane + seed - 1) % lanes :: lanes] for lane in range(lanes)]
-            jobs = [pool.submit(job, options, arm, seed, shares[at % lanes]) for at, arm in enumerate(arms)]
+            jobs = [pool.submit(job, options, arm, seed, at % lanes, shares[at % lanes]) for at, arm in enumerate(arms)]
             for done in as_completed(jobs):
                 runs.append(done.result())
                 write_json(options.out, {"schema": 3, "runs": runs})
