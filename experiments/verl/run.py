@@ -117,6 +117,7 @@ def run(
             "trainer.max_actor_ckpt_to_keep=1",
             "trainer.resume_mode=auto",
             "trainer.logger=[file]",
+            f"trainer.v1.sampler.custom_sampler={{path: {HERE}/sampler.py, name: PromptReplayBuffer}}",
             # Ray is there already.
             *("~ray_kwargs.ray_init.num_cpus", "~ray_kwargs.ray_init.num_gpus"),
             *settings,
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "out/verl", help="data, logs and metrics of each job")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of actor and rollout")
-    parser.add_argument("--at-once", action="store_true", help="the arms of a seed side by side, not in turn: 11 GB each")
+    parser.add_argument("--at-once", action="store_true", help="the arms of a seed side by side: 11 GB each")
     options = parser.parse_args()
     if {"frozen", "refreshed"} & set(options.arms) and not (options.head / "config.json").exists():
         parser.error(
