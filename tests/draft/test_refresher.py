@@ -17,9 +17,10 @@ from rollout_spec.draft.acceptance import judge_samples
 from rollout_spec.draft.checkpoint import load_head
 from rollout_spec.draft.features import Target
 from rollout_spec.draft.loss import Shared
-from rollout_spec.draft.refresh_job import split
+from rollout_spec.draft.refresh_job import RESULT, split
 from rollout_spec.draft.refresher import Refresher
 from rollout_spec.draft.samples import Sample
+from rollout_spec.files import write_json
 
 
 def predicted(head: Path, policy: Path, samples: list[Sample]) -> float:
@@ -95,6 +96,20 @@ def test_a_killed_process_and_one_that_takes_too_long_are_told(moved: Moved, tmp
     slow.start(moved.before, moved.untrained, kept(moved.samples_before), K, 0)
     late = finish(slow)
     assert (late.head, "refresh.timeout" in late.problem) == (None, True)
+    assert not jobs_of(os.getpid())
+
+
+def test_a_process_that_is_slow_to_leave_is_not_waited_for(moved: Moved, tmp_path: Path) -> None:
+    """Stopped in its tracks, and its result written in its stead: slowness can't be made otherwise."""
+    refresher = Refresher(tmp_path, OPTIONS, DRAFT)
+    refresher.start(moved.before, moved.untrained, kept(moved.samples_before), K, 5)
+    [child] = jobs_of(os.getpid())
+    child.suspend()
+    assert refresher.poll() is None
+    write_json(tmp_path / "refresh-1" / RESULT, {"before": 1.0, "after": 2.0, "cpu_seconds": 3.0})
+    outcome = refresher.poll()
+    assert outcome is not None
+    assert (outcome.head, outcome.problem) == (tmp_path / "refresh-1" / "head", "")
     assert not jobs_of(os.getpid())
 
 

@@ -67,11 +67,13 @@ def write_prompts(path: Path, prompts: Sequence[Any], **columns: Any) -> Path:
     return path
 
 
-def run(out: Path, prompts: Path, options: Config, make_worker: Any, **more: Any) -> tuple[int, list[str]]:
-    """A job in this process: exit code and what it said."""
+def run(
+    out: Path, prompts: Path, options: Config, make_worker: Any, said: list[str] | None = None, **more: Any
+) -> tuple[int, list[str]]:
+    """A job in this process: exit code and what it said. said: a list that another thread reads meanwhile."""
     from rollout_spec_ray import job
 
-    said: list[str] = []
+    said = [] if said is None else said
     return job.run(options, str(prompts), str(out), make_worker=make_worker, say=said.append, **more), said
 
 
