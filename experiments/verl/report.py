@@ -16,6 +16,7 @@ from typing import Any
 REWARD, LENGTH = "critic/score/mean", "rollout/spec_accept_length"
 DIFF = "training/rollout_probs_diff"
 
+OURS = "rollout_spec/collect_seconds"
 UPDATE = "update_actor"
 
 Steps = list[dict[str, Any]]
@@ -25,6 +26,10 @@ def ends(steps: Steps) -> tuple[float, float]:
     """Mean reward of the first and the last sixth."""
     rewards, share = [step[REWARD] for step in steps], max(len(steps) // 6, 1)
     return statistics.mean(rewards[:share]), statistics.mean(rewards[-share:])
+
+
+def has(steps: Steps, name: str) -> bool:
+    return all(name in step for step in steps)
 
 
 def token_ms(steps: Steps, part: str) -> float:
@@ -51,10 +56,14 @@ def main() -> None:
     print("median [range] over the seeds; time a generated token over plain verl's of the same seed")
     for arm, seeds in runs.items():
         first, last = zip(*(ends(steps) for steps in seeds.values()), strict=True)
-        mean = [statistics.mean(step[f"{DIFF}_mean"] for step in steps) for steps in seeds.values()]
-        most = [max(step[f"{DIFF}_max"] for step in steps) for steps in seeds.values()]
         print(f"{arm:10} reward {spread(first)} -> {spread(last)}")
-        print(f"{'':10} probabilities differ by {spread(mean)} on average, {spread(most)} at most")
+        if all(has(steps, f"{DIFF}_mean") for steps in seeds.values()):
+            mean = [statistics.mean(step[f"{DIFF}_mean"] for step in steps) for steps in seeds.values()]
+            most = [max(step[f"{DIFF}_max"] for step in steps) for steps in seeds.values()]
+            print(f"{'':10} probabilities differ by {spread(mean)} on average, {spread(most)} at most")
+        took = [statistics.median(step[OURS] for step in steps) for steps in seeds.values() if has(steps, OURS)]
+        if took:
+            print(f"{'':10} the option's own {spread(took)} s a step outside of the rollout")
         lengths = [step[LENGTH] for steps in seeds.values() for step in steps[len(steps) * 2 // 3 :] if LENGTH in step]
         if lengths:
             print(f"{'':10} acceptance length {statistics.mean(lengths):.2f} in the last third")
@@ -63,7 +72,8 @@ def main() -> None:
             late = [(ours[len(ours) * 2 // 3 :], plain[len(plain) * 2 // 3 :]) for ours, plain in pairs]
             print(f"{'':10} rollout time a token {ratios(pairs, 'gen')}, in the last third {ratios(late, 'gen')}")
             # What speculation cannot change tells how like the hours were.
-            print(f"{'':10} update time a token  {ratios(pairs, UPDATE)}, in the last third {ratios(late, UPDATE)}")
+            if all(has(steps, f"timing_s/{UPDATE}") for pair in pairs for steps in pair):
+                print(f"{'':10} update time a token  {ratios(pairs, UPDATE)}, in the last third {ratios(late, UPDATE)}")
     plot(runs, path.parent)
 
 

@@ -7,6 +7,7 @@ asked to read it. A fault here costs metrics, or the refresh of draft heads, and
 from __future__ import annotations
 
 import logging
+import time
 
 from rollout_spec.rollout.fleet_refresh import FleetRefresh
 from rollout_spec.rollout.gains import Statuses
@@ -40,6 +41,7 @@ class Collector:
         """Metrics of what was generated since the last call; draft heads are refreshed."""
         if self._failures >= PATIENCE:
             return {}
+        began = time.monotonic()
         try:
             now = self._engines.statuses()
         except Exception:  # none of Ray's may end a training run
@@ -57,4 +59,4 @@ class Collector:
         if self._refresh is not None:
             found |= self._refresh.step(step, now, self._before)
         self._before = {**self._before, **now}
-        return found
+        return found | {"rollout_spec/collect_seconds": time.monotonic() - began}

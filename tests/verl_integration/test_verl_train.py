@@ -90,6 +90,7 @@ def test_steps_of_grpo_with_speculation(killed: Job) -> None:
         assert step["training/rollout_probs_diff_mean"] < 0.005
         assert step["training/rollout_probs_diff_max"] < 0.05
         assert step["rollout_spec/engines"] == 1
+        assert 0 < step["rollout_spec/collect_seconds"] < 60
         assert step["rollout_spec/controller_failed"] == 0
         assert 0 <= step["rollout/spec_accept_rate"] <= 1
         assert 1 <= step["rollout/spec_accept_length"] <= 4
