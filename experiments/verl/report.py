@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 REWARD, LENGTH = "critic/score/mean", "rollout/spec_accept_length"
 DIFF = "training/rollout_probs_diff"
 
@@ -44,6 +46,24 @@ def ratios(pairs: Sequence[tuple[Steps, Steps]], part: str) -> str:
     return spread([token_ms(ours, part) / token_ms(plain, part) for ours, plain in pairs])
 
 
+def alike(pairs: Sequence[tuple[Steps, Steps]]) -> str:
+    """Of rollouts as long as these, over plain verl's: responses differ from job to job, and a rollout takes as many
+    decode steps as its longest response. Least squares over plain verl's steps, on their longest and mean length."""
+    found = []
+    for ours, plain in pairs:
+        fit, *_ = np.linalg.lstsq(*shapes(plain), rcond=None)
+        lengths, took = shapes(ours)
+        found.append(float(took.sum() / (lengths @ fit).sum()))
+    return spread(found)
+
+
+def shapes(steps: Steps) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, 3): one, longest and mean length of the responses; and (steps,): seconds of the rollout."""
+    counted = [step for step in steps if not step["training/starts_up"]]
+    lengths = [[1.0, step["response_length/max"], step["response_length/mean"]] for step in counted]
+    return np.array(lengths), np.array([step["timing_s/gen"] for step in counted])
+
+
 def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} [{min(values):.3f}-{max(values):.3f}]"
 
@@ -71,6 +91,7 @@ def main() -> None:
         if pairs:
             late = [(ours[len(ours) * 2 // 3 :], plain[len(plain) * 2 // 3 :]) for ours, plain in pairs]
             print(f"{'':10} rollout time a token {ratios(pairs, 'gen')}, in the last third {ratios(late, 'gen')}")
+            print(f"{'':10} rollout time over plain verl's of rollouts as long {alike(pairs)}")
             # What speculation cannot change tells how like the hours were.
             if all(has(steps, f"timing_s/{UPDATE}") for pair in pairs for steps in pair):
                 print(f"{'':10} update time a token  {ratios(pairs, UPDATE)}, in the last third {ratios(late, UPDATE)}")
