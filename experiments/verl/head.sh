@@ -9,6 +9,6 @@ mkdir -p "$work"
 "$bin/rollout-spec" draft train --config configs/draft/smollm2.yaml --out "$work/head" \
     --set draft.prompts="$work/prompts.jsonl" --set draft.temperatures=[1] --set draft.max_tokens=64 \
     --set draft.minutes="${MINUTES:-12}"
-"$bin/python" experiments/verl/run.py --arms frozen refreshed --seeds 1 --at-once \
+"$bin/python" experiments/verl/run.py --arms frozen refreshed --seeds 1 \
     --head "$work/head" --work "$work" --out experiments/verl/head/results.json
 "$bin/python" experiments/verl/report.py experiments/verl/head/results.json
