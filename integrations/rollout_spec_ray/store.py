@@ -165,7 +165,11 @@ class Store:
 
     def _infos(self) -> list[Any]:
         """Files in the folder of parts, by name."""
-        infos = self._fs.get_file_info(FileSelector(self._path(PARTS), allow_not_found=True))
+        selector = FileSelector(self._path(PARTS), allow_not_found=True)
+        try:
+            infos = self._fs.get_file_info(selector)
+        except FileNotFoundError:  # a job made the folder after it wasn't there and before Arrow looked again
+            infos = self._fs.get_file_info(selector)
         return sorted((info for info in infos if info.type == FileType.File), key=lambda info: info.base_name)
 
     def _read(self, name: str) -> str | None:

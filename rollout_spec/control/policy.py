@@ -63,6 +63,8 @@ class StepResult:
     """Of `seconds`, from the schedule to the model's output (forward, sampling, drafting); the rest is host."""
     greedy: bool = False
     """All sequences that decoded in it are at temperature 0."""
+    prefills: int = 0
+    """Sequences whose prompt, or a part of it, was computed in it; they are not among `decode`."""
 
     @property
     def draft_tokens(self) -> int:

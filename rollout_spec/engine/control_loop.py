@@ -138,7 +138,7 @@ class ControlLoop:
         self._updated = False
         if result.decode:
             self._tail.step(self._alive, result.seconds)
-            bucket = bucket_of(result.decode)
+            bucket = bucket_of(result.decode + result.prefills)  # one that decodes beside new ones is no tail
             self._steps[bucket][result.k] += 1
             self._seconds[bucket] += result.seconds
         if result.speculated:

@@ -37,6 +37,7 @@ class _Scheduled(NamedTuple):
     context_tokens: int  # theirs, all together
     sampled: int  # sequences that a token is sampled for: those, and prompts computed to their end
     prefill_tokens: int
+    prefills: int  # sequences that these are of
     k: int  # K its drafts were made with
     k_next: int  # K of the drafts it makes
     greedy: bool  # those that decode are at temperature 0
@@ -145,6 +146,7 @@ class _DynamicK(Scheduler):
             context_tokens=context_tokens,
             sampled=len(scheduled) - unfinished,
             prefill_tokens=prefill_tokens,
+            prefills=len(prefills),
             k=self._k,
             k_next=decision.k,
             greedy=greedy,
@@ -210,6 +212,7 @@ class _DynamicK(Scheduler):
                 requests=requests,
                 model_seconds=arrived - step.started,
                 greedy=step.greedy,
+                prefills=step.prefills,
             )
         )
 

@@ -32,7 +32,7 @@ class Policy:
         return self.numbers
 
 
-def result(decode: int, k: int = 2, seconds: float = 0.5, hits: int = 0) -> StepResult:
+def result(decode: int, k: int = 2, seconds: float = 0.5, hits: int = 0, prefills: int = 0) -> StepResult:
     drafted = [decode if k > j else 0 for j in range(3)]
     accepted = [decode if hits > j else 0 for j in range(3)]
     return StepResult(
@@ -44,6 +44,7 @@ def result(decode: int, k: int = 2, seconds: float = 0.5, hits: int = 0) -> Step
         drafted=drafted,
         accepted=accepted,
         speculated=decode if k else 0,
+        prefills=prefills,
     )
 
 
@@ -60,15 +61,15 @@ def test_the_status_adds_up() -> None:
     loop.observe(result(decode=0, k=0))  # prompts only: no live batch, no drafts
     loop.observe(result(decode=1, k=0, seconds=0.25))
     loop.observe(result(decode=3, k=2, hits=1))
-    loop.observe(result(decode=4, k=2, hits=2))
+    loop.observe(result(decode=1, k=2, hits=2, prefills=3))  # one that decodes beside prompts: four live
     status = loop.status()
     assert status["steps_by_bucket_and_k"][0] == [1, 0, 0, 0]
     assert status["steps_by_bucket_and_k"][2] == [0, 0, 2, 0]
     assert sum(map(sum, status["steps_by_bucket_and_k"])) == 3
     assert status["seconds_by_bucket"][:3] == [0.25, 0.0, 1.0]
-    assert status["drafted_per_position"] == [7, 7, 0]
-    assert status["accepted_per_position"] == [7, 4, 0]
-    assert status["speculated_sequence_steps"] == 7
+    assert status["drafted_per_position"] == [4, 4, 0]
+    assert status["accepted_per_position"] == [4, 1, 0]
+    assert status["speculated_sequence_steps"] == 4
 
 
 def test_the_status_says_which_k_was_asked_last() -> None:

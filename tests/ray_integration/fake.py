@@ -19,7 +19,7 @@ from rollout_spec.config import Config, ConfigError
 from rollout_spec.rollout.types import Rollout, Span
 
 POISON, GATED, STUCK = 666, 777, 888
-LATE = 999
+LATE = 9  # a token of chain's vocabulary: heads are trained on what ended so
 
 
 class FakeWorker:

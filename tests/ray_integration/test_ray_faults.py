@@ -295,7 +295,7 @@ def test_a_head_follows_the_policy_on_resources_of_its_own(cluster: str, tmp_pat
     options = jobs.config(
         top__model=str(models.before),
         top__drafter={"method": "eagle3", "model": str(models.untrained), "k_max": 3},
-        top__draft={"max_passes": 4, "batch_tokens": 1024},
+        top__draft={"max_passes": 30, "batch_tokens": 1024},
         top__refresh=refresh | {"folder": str(heads)},
     )
 
@@ -318,7 +318,7 @@ def test_a_head_follows_the_policy_on_resources_of_its_own(cluster: str, tmp_pat
         jobs.run(out, prompts, without, worker, watch=str(watched))
     code, said = jobs.run(out, prompts, options, worker, watch=str(watched), mode="in_flight")
     assert (code, jobs.keys(out)) == (job.COMPLETE, jobs.asked(21))
-    assert any("version 1 of the head is ready" in line for line in said)
+    assert any("version 1 of the head is ready" in line for line in said), (said, (heads / "record.jsonl").read_text())
     last = [row for row in jobs.rows(out) if row["prompt_id"] == "p20"]
     assert [(row["policy_version"], row["draft_version"]) for row in last] == [(1, 1)] * 2
     (attempt,) = json.loads((out / "job.json").read_text())["attempts"]

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +326,21 @@ def test_what_is_missing_twice_or_set_aside_is_said(tmp_path: Path) -> None:
 def test_a_directory_without_a_job_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", str(tmp_path)]) == 2
     assert "no output of a rollout job" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_made_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+    """A mock of the moment: Arrow finds no folder, a job makes it, Arrow looks again whether there was none."""
+    out = place(str(tmp_path), "--out")
+
+    class MadeMeanwhile:
+        calls = 0
+
+        def get_file_info(self, asked: Any) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise FileNotFoundError("Cannot list directory")
+            return out.filesystem.get_file_info(asked)
+
+    there = MadeMeanwhile()
+    assert list(Store(replace(out, filesystem=there)).read(["prompt_id"])) == []
+    assert there.calls == 2
