@@ -87,9 +87,10 @@ def main() -> None:
         lengths = [step[LENGTH] for steps in seeds.values() for step in steps[len(steps) * 2 // 3 :] if LENGTH in step]
         if lengths:
             print(f"{'':10} acceptance length {statistics.mean(lengths):.2f} in the last third")
-        pairs = [(steps, runs["plain"][s]) for s, steps in seeds.items() if arm != "plain" and s in runs["plain"]]
+        plain = runs.get("plain", {}) if arm != "plain" else {}
+        pairs = [(steps, plain[seed]) for seed, steps in seeds.items() if seed in plain]
         if pairs:
-            late = [(ours[len(ours) * 2 // 3 :], plain[len(plain) * 2 // 3 :]) for ours, plain in pairs]
+            late = [(ours[len(ours) * 2 // 3 :], other[len(other) * 2 // 3 :]) for ours, other in pairs]
             print(f"{'':10} rollout time a token {ratios(pairs, 'gen')}, in the last third {ratios(late, 'gen')}")
             print(f"{'':10} rollout time over plain verl's of rollouts as long {alike(pairs)}")
             # What speculation cannot change tells how like the hours were.
@@ -112,6 +113,8 @@ def plot(runs: dict[str, dict[int, Steps]], folder: Path) -> None:
                 if points:
                     axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.6, label=None if index else arm)
         axes.set(xlabel="step", ylabel=title)
+        if not axes.lines:
+            continue
         axes.legend()
         figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
 
